@@ -1,0 +1,56 @@
+/*
+ * boot: puts a kernel, an initrd, a command line and firmware tables into guest memory.
+ *
+ * Formats are told apart by content, never by name:
+ *   - ELF64 vmlinux (PVH note not needed: Linux/x86 boot protocol, 64-bit entry with boot_params),
+ *   - bzImage (boot protocol >= 2.12): an LZ4 payload in the legacy framing is decompressed here and
+ *     loaded as the ELF it is; any other payload starts at the image's own 64-bit entry (+0x200).
+ * Everything else is refused with the formats that are accepted (ERR_BAD_IMAGE). Files are hostile:
+ * no header field leads to a write outside guest memory.
+ *
+ * Also written: boot_params (E820, initrd, command line), RSDP/XSDT/FADT/MADT/DSDT with the
+ * virtio-mmio devices as LNRO0005, an MP table, page tables and GDT for the 64-bit entry.
+ * Command line: user text, then our tokens (virtio_mmio.device=SIZE@BASE:GSI per device), placed
+ * before any "--"; the total must fit the kernel's cmdline_size (2047 when unknown), else ERR_LIMIT
+ * with both lengths. Runs on the loop thread before any vCPU exists.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct err;
+struct ram;
+
+/* Guest-physical layout, shared by tables, buses and tests. */
+#define X86_HOLE_START 0xc0000000ull /* [3 GiB, 4 GiB) is never RAM */
+#define X86_HOLE_END 0x100000000ull
+#define X86_VIRTIO_BASE 0xd0000000ull
+#define X86_VIRTIO_STRIDE 0x1000ull
+#define X86_VIRTIO_SLOTS 8
+#define X86_IOAPIC_BASE 0xfec00000ull
+#define X86_LAPIC_BASE 0xfee00000ull
+#define X86_KVM_TSS_BASE 0xfffbd000ull
+#define X86_CPUS_MAX 16
+/* GSI of virtio slot i: ISA-range pins without a legacy owner, so that cmdline devices find them. */
+extern const uint8_t x86_virtio_gsi[X86_VIRTIO_SLOTS]; /* 5 6 7 10 11 12 14 15 */
+
+struct boot_spec {
+    int kernel_fd;
+    const char *kernel_path; /* for messages */
+    int initrd_fd;           /* -1: none */
+    const char *initrd_path;
+    const char *cmdline; /* user text, may be "" */
+    unsigned cpus;
+    unsigned virtio_count; /* devices in slots 0.. */
+};
+
+/* How vCPU 0 starts: 64-bit mode, rsi = boot_params. CR3/GDT lie in guest memory at these places. */
+struct boot_entry {
+    uint64_t rip, rsi, cr3, gdt_base;
+    uint16_t gdt_limit;
+    uint16_t cs, ds, tss; /* selectors */
+};
+
+int boot_load(const struct ram *ram, const struct boot_spec *spec, struct boot_entry *out,
+              struct err *e);
