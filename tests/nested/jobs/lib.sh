@@ -80,6 +80,15 @@ wait_for()
     done
 }
 
+# start_stock: boots stock Linux and puts the machine's id into $id.
+start_stock()
+{
+    "$tine" start --json --image "$GUEST" >/tmp/started || return
+    cat /tmp/started
+    id=$(json_ids </tmp/started | head -n 1)
+    [ -n "$id" ]
+}
+
 # json_ids: every value of a member "id" in the JSON on stdin, in order, one a line.
 json_ids()
 {
