@@ -1,0 +1,1 @@
+"""What bench/run is made of: clock, contenders, figures, report. Python's standard library only."""

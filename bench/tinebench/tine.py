@@ -1,0 +1,186 @@
+"""Driving tine-vmm as a contender: boot, snapshot, restore, fork."""
+
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+
+from .clock import Launch
+from .console import wait_for_ticks
+from .errors import NotHere
+
+CONSOLE_FD = 3
+START_TIMEOUT_S = 10
+ANSWER_TIMEOUT_S = 120
+
+
+class Control:
+    """One connection to a control socket (docs/protocol.md): JSON-RPC 2.0, one message a line."""
+
+    def __init__(self, path, process=None):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(ANSWER_TIMEOUT_S)
+        while True:
+            try:
+                self.socket.connect(path)
+                break
+            except OSError as e:
+                if process and process.poll() is not None:
+                    raise RuntimeError(f"tine-vmm ended with status {process.returncode}") from e
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"{path}: {e}") from e
+                time.sleep(0.005)
+        self.lines = self.socket.makefile("rw")
+        self.number = 0
+
+    def call(self, method, **params):
+        self.number += 1
+        request = {"jsonrpc": "2.0", "id": self.number, "method": method, "params": params}
+        self.lines.write(json.dumps(request) + "\n")
+        self.lines.flush()
+        while True:
+            line = self.lines.readline()
+            if not line:
+                raise RuntimeError(f"tine-vmm: {method}: the connection ended")
+            answer = json.loads(line)
+            if answer.get("id") == self.number:
+                break
+        if "error" in answer:
+            raise RuntimeError(f"tine-vmm: {method}: {answer['error'].get('message')}")
+        return answer["result"]
+
+    def close(self):
+        self.lines.close()
+        self.socket.close()
+
+
+def vmm_path(build):
+    path = os.path.join(build, "vmm", "tine-vmm")
+    if not os.path.exists(path):
+        raise NotHere(f"{path} is not built: meson setup build && ninja -C build")
+    return path
+
+
+class Machine:
+    """A booted machine whose console we read."""
+
+    def __init__(self, vmm, guest, folder):
+        self.guest = guest
+        self.control_path = os.path.join(folder, "machine.sock")
+        argv = [vmm, "--control", self.control_path, "--kernel", guest.kernel,
+                "--memory", str(guest.memory_mib), "--cmdline", guest.cmdline]
+        if guest.initrd:
+            argv += ["--initrd", guest.initrd]
+        self.console, write_fd = os.pipe()
+        self.process = subprocess.Popen(
+            [*argv, "--console", f"fd:{write_fd}"], pass_fds=(write_fd,),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        os.close(write_fd)
+        self.control = Control(self.control_path, self.process)
+        wait_for_ticks(self.console, guest.tick, self.process, "tine-vmm")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.console)
+
+
+class Tine:
+    """tine-vmm restoring an image in a new process."""
+
+    name = "tine"
+
+    def __init__(self, vmm, folder):
+        self.vmm = vmm
+        self.folder = os.path.join(folder, "tine")
+        self.guest = None
+        self.image = None
+
+    def prepare(self, guest):
+        self.guest = guest
+        self.folder = f"{self.folder}-{guest.name}"
+        os.makedirs(self.folder, exist_ok=True)
+        self.image = os.path.join(self.folder, "image")
+        with Machine(self.vmm, guest, self.folder) as machine:
+            drain = Drain(machine.console)
+            machine.control.call("snapshot", dir=self.image)
+            drain.stop()
+
+    def launch(self):
+        control = os.path.join(self.folder, "restored.sock")
+        if os.path.exists(control):
+            os.unlink(control)
+        return Launch([self.vmm, "--control", control, "--restore", self.image,
+                       "--console", f"fd:{CONSOLE_FD}"], fd=CONSOLE_FD, byte=self.guest.tick)
+
+
+class Drain:
+    """Reads a console for ever on a thread of its own, and counts."""
+
+    def __init__(self, fd):
+        self.fd = fd
+        self.count = 0
+        self.running = True
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def _read(self):
+        while self.running:
+            data = os.read(self.fd, 65536)
+            if not data:
+                return
+            self.count += len(data)
+
+    def wait_for(self, more, timeout_s):
+        """Until `more` bytes have come, or it has been long enough for a guest that drops some."""
+        wanted, deadline = self.count + more, time.monotonic() + timeout_s
+        while self.count < wanted and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def stop(self):
+        self.running = False
+
+
+class ForkParent:
+    """A running machine that keeps `dirty_mib` written, to be forked again and again."""
+
+    name = "tine"
+
+    def __init__(self, vmm, guest, folder, dirty_mib):
+        self.folder = os.path.join(folder, f"fork-{dirty_mib}")
+        os.makedirs(self.folder, exist_ok=True)
+        self.pages = (dirty_mib << 20) // 4096
+        self.machine = Machine(vmm, guest, self.folder)
+        self.drain = Drain(self.machine.console)
+        self.machine.control.call("pause")
+
+    def fork(self):
+        """One fork of the live machine; returns the timings of the answer, in microseconds."""
+        control = self.machine.control
+        control.call("resume")
+        self.drain.wait_for(self.pages + 64, 5)
+        answer = control.call("fork", count=1)
+        control.call("pause")  # while others are measured
+        for child in answer["children"]:
+            self._end(child)
+        return answer
+
+    def _end(self, child):
+        """Stop a child and wait until its process is gone."""
+        connection = Control(child["control"])
+        pid = connection.call("status")["pid"]
+        connection.call("stop")
+        connection.close()
+        deadline = time.monotonic() + 10
+        while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+    def close(self):
+        self.drain.stop()
+        self.machine.__exit__()
