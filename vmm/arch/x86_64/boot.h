@@ -3,8 +3,8 @@
  *
  * Formats are told apart by content, never by name:
  *   - ELF64 vmlinux (PVH note not needed: Linux/x86 boot protocol, 64-bit entry with boot_params),
- *   - bzImage (boot protocol >= 2.12): an LZ4 payload in the legacy framing is decompressed here and
- *     loaded as the ELF it is; any other payload starts at the image's own 64-bit entry (+0x200).
+ *   - bzImage (boot protocol >= 2.12): an LZ4 payload in the legacy framing is decompressed here
+ * and loaded as the ELF it is; any other payload starts at the image's own 64-bit entry (+0x200).
  * Everything else is refused with the formats that are accepted (ERR_BAD_IMAGE). Files are hostile:
  * no header field leads to a write outside guest memory.
  *
@@ -32,7 +32,9 @@ struct ram;
 #define X86_LAPIC_BASE 0xfee00000ull
 #define X86_KVM_TSS_BASE 0xfffbd000ull
 #define X86_CPUS_MAX 16
-/* GSI of virtio slot i: ISA-range pins without a legacy owner, so that cmdline devices find them. */
+#define X86_RAM_MIN_BYTES (2ull << 20) /* the tables' first MiB and something to run */
+/* GSI of virtio slot i: ISA-range pins without a legacy owner, so that cmdline devices find them.
+ */
 extern const uint8_t x86_virtio_gsi[X86_VIRTIO_SLOTS]; /* 5 6 7 10 11 12 14 15 */
 
 struct boot_spec {
@@ -45,12 +47,17 @@ struct boot_spec {
     unsigned virtio_count; /* devices in slots 0.. */
 };
 
-/* How vCPU 0 starts: 64-bit mode, rsi = boot_params. CR3/GDT lie in guest memory at these places. */
+/* How vCPU 0 starts: 64-bit mode, rsi = boot_params. CR3/GDT lie in guest memory at these places.
+ */
 struct boot_entry {
     uint64_t rip, rsi, cr3, gdt_base;
     uint16_t gdt_limit;
     uint16_t cs, ds, tss; /* selectors */
 };
 
+/*
+ * On failure *out is untouched; guest memory may hold part of a kernel and must not be run.
+ * Needs no VM: call it before one is made, so that a bad file is refused first.
+ */
 int boot_load(const struct ram *ram, const struct boot_spec *spec, struct boot_entry *out,
               struct err *e);
