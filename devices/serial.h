@@ -26,10 +26,11 @@ struct serial {
     uint8_t ier, lcr, mcr, scr, fcr;
     uint8_t dll, dlm;
     uint8_t interrupt_pending; /* THR-empty interrupt not yet read from IIR */
+    uint8_t asserted;          /* level of the interrupt pin; the line is pulsed when it rises */
     struct irq_line irq;
-    int out_fd; /* not owned; -1 for none; made non-blocking by the caller */
+    int out_fd;                     /* not owned; -1 for none; made non-blocking by the caller */
     uint64_t out_bytes, lost_bytes; /* written by the guest; not taken by out_fd */
-    uint64_t first_byte_mono_ns; /* when the first byte after create/restore came; 0 before */
+    uint64_t first_byte_mono_ns;    /* when the first byte after create/restore came; 0 before */
     uint8_t input[SERIAL_INPUT_BYTES];
     uint32_t input_head, input_count;
     uint8_t *ring; /* owned */
@@ -43,5 +44,9 @@ void serial_free(struct serial *s);
 size_t serial_input(struct serial *s, const void *bytes, size_t len);
 /* Copies the newest output, oldest byte first; returns the count. */
 size_t serial_tail(const struct serial *s, void *to, size_t len);
+/*
+ * Registers and unread input, in a child node "serial". The ring is not saved: a copy's console
+ * starts empty. first_byte_mono_ns and the byte counts begin anew with serial_restore.
+ */
 int serial_save(struct serial *s, struct state_writer *w, struct err *e);
 int serial_restore(struct serial *s, const struct state_node *parent, struct err *e);

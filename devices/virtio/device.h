@@ -11,6 +11,9 @@
  * save sees a still device and the queues' used rings tell the truth. resume: go on, and look at
  * all queues once, because notifications may have been lost while nobody listened.
  * reset: the driver wrote status 0; after it returns nothing touches the old rings.
+ * notify may still be called between quiesce and resume: the device ignores it then.
+ * After popping a queue empty a device calls virtqueue_notifications(q, true) and looks once more:
+ * with the event index the driver does not notify again otherwise.
  */
 #pragma once
 
@@ -43,9 +46,10 @@ struct virtio_device;
 #define VIRTIO_INT_CONFIG 2u
 
 struct virtio_device_ops {
+    /* data is zeroed before; the device checks offset and len itself. May be NULL. */
     void (*config_read)(struct virtio_device *dev, uint32_t offset, void *data, unsigned len);
     void (*config_write)(struct virtio_device *dev, uint32_t offset, const void *data,
-                         unsigned len); /* may be NULL */
+                         unsigned len);          /* may be NULL */
     void (*activate)(struct virtio_device *dev); /* DRIVER_OK was set; queues are enabled */
     void (*reset)(struct virtio_device *dev);
     void (*notify)(struct virtio_device *dev, unsigned queue);
@@ -59,16 +63,16 @@ struct virtio_device_ops {
 
 struct virtio_device {
     const struct virtio_device_ops *ops;
-    const char *name; /* "blk0", "vsock": node name in the state and in messages */
-    uint32_t device_id; /* virtio 1.2, ch. 5 */
-    uint64_t features;  /* offered */
+    const char *name;         /* "blk0", "vsock": node name in the state and in messages */
+    uint32_t device_id;       /* virtio 1.2, ch. 5 */
+    uint64_t features;        /* offered */
     uint64_t driver_features; /* accepted */
     uint32_t status;
     uint32_t interrupt_status;
     uint32_t config_generation;
     struct irq_line irq;
     unsigned queue_count;
-    struct virtqueue queues[VIRTIO_QUEUES_MAX];
+    struct virtqueue queues[VIRTIO_QUEUES_MAX]; /* the device sets `ram` of each when it is made */
     struct log_ratelimit guest_faults;
     uint64_t guest_fault_count;
 };
@@ -82,6 +86,8 @@ void virtio_device_fault(struct virtio_device *dev, const struct err *why);
 bool virtio_device_is_live(const struct virtio_device *dev);
 /* Back to power-on (status 0); calls ops->reset first. */
 void virtio_device_reset(struct virtio_device *dev);
+/* For the transport: what the driver accepted, handed on to the queues. */
+void virtio_device_set_features(struct virtio_device *dev, uint64_t accepted);
 
 /* A child node named after the device: transport registers, queues, then the device's own. */
 int virtio_device_save(struct virtio_device *dev, struct state_writer *w, struct err *e);

@@ -24,7 +24,7 @@ struct virtio_mmio {
     struct loop *loop;
     uint32_t features_select, driver_features_select, queue_select;
     uint64_t driver_features_written; /* before FEATURES_OK */
-    atomic_uint notified; /* bit per queue; set by vCPU threads, taken by the loop */
+    atomic_uint notified;             /* bit per queue; set by vCPU threads, taken by the loop */
 };
 
 extern const struct bus_ops virtio_mmio_bus_ops; /* obj is a struct virtio_mmio */

@@ -3,9 +3,9 @@
  * descriptors (2.7.5.3) and event index (2.7.10).
  *
  * The guest writes every byte this file reads, at any moment. Each descriptor is fetched once into
- * a `struct chain`, validated there, and never looked at in guest memory again. Walks are bounded by
- * CHAIN_SEGMENTS_MAX. A fault is -EPROTO: the device then asks for NEEDS_RESET (device.h).
- * Loop thread only.
+ * a `struct chain`, validated there, and never looked at in guest memory again. Walks are bounded
+ * by CHAIN_SEGMENTS_MAX. A fault is -EPROTO: the device then asks for NEEDS_RESET (device.h). Loop
+ * thread only.
  */
 #pragma once
 
@@ -28,8 +28,8 @@ struct virtqueue {
     bool event_idx; /* VIRTIO_F_EVENT_IDX was accepted */
     bool indirect;  /* VIRTIO_F_INDIRECT_DESC was accepted */
     uint64_t desc_gpa, avail_gpa, used_gpa;
-    uint16_t next_avail; /* next slot of the avail ring to look at */
-    uint16_t next_used;  /* our used index */
+    uint16_t next_avail;     /* next slot of the avail ring to look at */
+    uint16_t next_used;      /* our used index */
     uint16_t signalled_used; /* used index at the last interrupt */
     bool signalled_valid;
 };
