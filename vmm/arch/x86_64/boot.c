@@ -208,6 +208,8 @@ int boot_load(const struct ram *ram, const struct boot_spec *spec, struct boot_e
     }
     rc = boot_params_write(ram, &image, spec, initrd_at, initrd_bytes, e);
     if (rc == 0)
+        rc = boot_acpi_write(ram, spec->cpus, spec->virtio_count, e);
+    if (rc == 0)
         rc = boot_mptable_write(ram, spec->cpus, e);
     if (rc == 0)
         rc = cpu_tables_write(ram, e);

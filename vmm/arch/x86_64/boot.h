@@ -3,8 +3,8 @@
  *
  * Formats are told apart by content, never by name:
  *   - ELF64 vmlinux (PVH note not needed: Linux/x86 boot protocol, 64-bit entry with boot_params),
- *   - bzImage (boot protocol >= 2.12): an LZ4 payload in the legacy framing is decompressed here
- * and loaded as the ELF it is; any other payload starts at the image's own 64-bit entry (+0x200).
+ *   - bzImage (boot protocol >= 2.12): an LZ4 payload in the legacy framing is unpacked here and
+ *     loaded as the ELF it is; any other payload starts at the image's own 64-bit entry (+0x200).
  * Everything else is refused with the formats that are accepted (ERR_BAD_IMAGE). Files are hostile:
  * no header field leads to a write outside guest memory.
  *
@@ -32,9 +32,18 @@ struct ram;
 #define X86_LAPIC_BASE 0xfee00000ull
 #define X86_KVM_TSS_BASE 0xfffbd000ull
 #define X86_CPUS_MAX 16
+/* Ports that the firmware tables name and the VMM answers. */
+#define X86_COM1_PORT 0x3f8u
+#define X86_COM1_GSI 4u
+#define X86_RESET_PORT 0x64u /* i8042 command port: X86_RESET_VALUE written there is a reset */
+#define X86_RESET_VALUE 0xfeu
+/* ACPI 6.4, 4.8.3.7: (S5 << 2 | SLP_EN) written as one byte to the control port is power-off. */
+#define X86_SLEEP_CONTROL_PORT 0x604u
+#define X86_SLEEP_STATUS_PORT 0x605u
+#define X86_SLEEP_EN 0x20u
+#define X86_ACPI_S5 5u
 #define X86_RAM_MIN_BYTES (2ull << 20) /* the tables' first MiB and something to run */
-/* GSI of virtio slot i: ISA-range pins without a legacy owner, so that cmdline devices find them.
- */
+/* GSI of virtio slot i: ISA pins that nothing else uses (cmdline devices are always ISA-like). */
 extern const uint8_t x86_virtio_gsi[X86_VIRTIO_SLOTS]; /* 5 6 7 10 11 12 14 15 */
 
 struct boot_spec {
@@ -47,8 +56,7 @@ struct boot_spec {
     unsigned virtio_count; /* devices in slots 0.. */
 };
 
-/* How vCPU 0 starts: 64-bit mode, rsi = boot_params. CR3/GDT lie in guest memory at these places.
- */
+/* How vCPU 0 starts: 64-bit mode, interrupts off, rsi = boot_params. Addresses are the guest's. */
 struct boot_entry {
     uint64_t rip, rsi, cr3, gdt_base;
     uint16_t gdt_limit;

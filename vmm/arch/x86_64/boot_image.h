@@ -99,3 +99,5 @@ int boot_params_write(const struct ram *ram, const struct boot_image *image,
                       struct err *e);
 /* MP floating pointer and configuration table into the EBDA (MultiProcessor Specification 1.4). */
 int boot_mptable_write(const struct ram *ram, unsigned cpus, struct err *e);
+/* RSDP at BOOT_ACPI and the tables behind it. */
+int boot_acpi_write(const struct ram *ram, unsigned cpus, unsigned virtio_count, struct err *e);
