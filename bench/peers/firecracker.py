@@ -1,6 +1,7 @@
 """Firecracker: saved by its API to two files, restored by one request to a fresh process."""
 
 import http.client
+import itertools
 import json
 import os
 import socket
@@ -8,7 +9,7 @@ import subprocess
 import time
 
 from tinebench.clock import Launch
-from tinebench.console import wait_for_ticks
+from tinebench.console import stagger, wait_for_ticks
 from tinebench.errors import NotHere
 
 
@@ -40,6 +41,7 @@ class Firecracker:
         self.folder = os.path.join(folder, "firecracker")
         os.makedirs(self.folder, exist_ok=True)
         self.guest = None
+        self.turns = None
 
     def _file(self, name):
         return os.path.join(self.folder, name)
@@ -75,8 +77,9 @@ class Firecracker:
         self._request("PUT", "/machine-config", {"vcpu_count": 1, "mem_size_mib": g.memory_mib})
         self._request("PUT", "/vsock", {"guest_cid": 3, "uds_path": self._file("vsock")})
 
-    def prepare(self, guest):
+    def prepare(self, guest, copies):
         self.guest = guest
+        self.turns = itertools.cycle(range(copies))
         self._clear()
         with subprocess.Popen(self._argv(), stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE) as process:
@@ -84,21 +87,27 @@ class Firecracker:
                 _wait_for(self._file("api"), process)
                 self._configure()
                 self._request("PUT", "/actions", {"action_type": "InstanceStart"})
-                wait_for_ticks(process.stdout.fileno(), guest.tick, process, "firecracker")
-                self._request("PATCH", "/vm", {"state": "Paused"})
-                self._request("PUT", "/snapshot/create", {
-                    "snapshot_type": "Full", "snapshot_path": self._file("state"),
-                    "mem_file_path": self._file("memory")})
+                for i in range(copies):
+                    wait_for_ticks(process.stdout.fileno(), guest.tick, process, "firecracker")
+                    stagger(i, copies)
+                    self._save(i)
             finally:
                 process.kill()
-        body = json.dumps({"snapshot_path": self._file("state"), "resume_vm": True,
-                           "mem_backend": {"backend_type": "File",
-                                           "backend_path": self._file("memory")}})
-        with open(self._file("request"), "w", encoding="utf-8") as f:
+
+    def _save(self, i):
+        """One snapshot, and the request that will load it."""
+        state, memory = self._file(f"state-{i}"), self._file(f"memory-{i}")
+        self._request("PATCH", "/vm", {"state": "Paused"})
+        self._request("PUT", "/snapshot/create", {
+            "snapshot_type": "Full", "snapshot_path": state, "mem_file_path": memory})
+        self._request("PATCH", "/vm", {"state": "Resumed"})
+        body = json.dumps({"snapshot_path": state, "resume_vm": True,
+                           "mem_backend": {"backend_type": "File", "backend_path": memory}})
+        with open(self._file(f"request-{i}"), "w", encoding="utf-8") as f:
             f.write("PUT /snapshot/load HTTP/1.1\r\nHost: localhost\r\n"
                     f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}")
 
     def launch(self):
         self._clear()
         return Launch(self._argv(), byte=self.guest.tick,
-                      poke=(self._file("api"), self._file("request")))
+                      poke=(self._file("api"), self._file(f"request-{next(self.turns)}")))

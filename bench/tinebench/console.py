@@ -5,6 +5,7 @@ import select
 import time
 
 BOOT_TIMEOUT_S = 120
+PERIOD_S = 0.003  # of the slowest guest's tick
 TICKS = 8  # in a row: text of the guest's kernel has none of that
 
 
@@ -21,3 +22,12 @@ def wait_for_ticks(fd, tick, process, what):
         if not data:
             raise RuntimeError(f"{what} ended with status {process.wait()}; console: {seen[-300:]!r}")
         seen = (seen + data)[-4096:]
+
+
+def stagger(i, copies):
+    """
+    Call between a tick and the save of copy i of `copies`. How long a copy runs until its next
+    tick depends on where between two ticks it was saved: copies are spread over that, alike for
+    every VMM.
+    """
+    time.sleep(PERIOD_S * i / copies)

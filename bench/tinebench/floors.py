@@ -17,7 +17,7 @@ class FloorRestore:
         self.folder = os.path.join(folder, "floor")
         os.makedirs(self.folder, exist_ok=True)
 
-    def prepare(self, guest):
+    def prepare(self, guest, copies):  # all copies would be equal
         subprocess.run([self.program, "make", self.folder, str(guest.memory_mib)], check=True)
 
     def launch(self):

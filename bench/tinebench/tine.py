@@ -1,5 +1,6 @@
 """Driving tine-vmm as a contender: boot, snapshot, restore, fork."""
 
+import itertools
 import json
 import os
 import socket
@@ -8,7 +9,7 @@ import threading
 import time
 
 from .clock import Launch
-from .console import wait_for_ticks
+from .console import stagger, wait_for_ticks
 from .errors import NotHere
 
 CONSOLE_FD = 3
@@ -80,7 +81,10 @@ class Machine:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         os.close(write_fd)
         self.control = Control(self.control_path, self.process)
-        wait_for_ticks(self.console, guest.tick, self.process, "tine-vmm")
+        self.wait_for_ticks()
+
+    def wait_for_ticks(self):
+        wait_for_ticks(self.console, self.guest.tick, self.process, "tine-vmm")
 
     def __enter__(self):
         return self
@@ -100,23 +104,27 @@ class Tine:
         self.vmm = vmm
         self.folder = os.path.join(folder, "tine")
         self.guest = None
-        self.image = None
+        self.turns = None
 
-    def prepare(self, guest):
+    def _image(self, i):
+        return os.path.join(self.folder, f"image-{i}")
+
+    def prepare(self, guest, copies):
         self.guest = guest
+        self.turns = itertools.cycle(range(copies))
         self.folder = f"{self.folder}-{guest.name}"
         os.makedirs(self.folder, exist_ok=True)
-        self.image = os.path.join(self.folder, "image")
         with Machine(self.vmm, guest, self.folder) as machine:
-            drain = Drain(machine.console)
-            machine.control.call("snapshot", dir=self.image)
-            drain.stop()
+            for i in range(copies):
+                machine.wait_for_ticks()
+                stagger(i, copies)
+                machine.control.call("snapshot", dir=self._image(i))
 
     def launch(self):
         control = os.path.join(self.folder, "restored.sock")
         if os.path.exists(control):
             os.unlink(control)
-        return Launch([self.vmm, "--control", control, "--restore", self.image,
+        return Launch([self.vmm, "--control", control, "--restore", self._image(next(self.turns)),
                        "--console", f"fd:{CONSOLE_FD}"], fd=CONSOLE_FD, byte=self.guest.tick)
 
 
