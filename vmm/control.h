@@ -3,16 +3,19 @@
  *
  * It owns the listener and its clients, reads lines, checks them strictly and hands each request,
  * parsed, to the machine through `struct control_ops`. Everything runs on the loop thread; nothing
- * blocks (but control_drain, at the very end). Memory is bounded: CONTROL_* limits below.
+ * blocks (but control_drain, at the very end). Memory is bounded by the CONTROL_* limits below.
  *
  * An answer may come later. A `struct control_request` stays valid until exactly one of
  * control_reply* / control_fail was called for it, also when its client has gone away (the answer
  * is then dropped) and also after control_forget. Parameters handed to an op live as long as their
  * request. An op may answer before it returns.
  *
- * Fork: in the child, before anything else touches the loop, control_forget closes every inherited
- * fd without a byte to anybody. The requests that were pending belong to the parent: the child must
- * not answer them (control_forget frees them). Then control_create with the child's own listener.
+ * Fork: in the child loop_close_inherited comes first (it forgets our sources and timers), then
+ * control_forget closes every inherited fd without a byte to anybody, then loop_init and
+ * control_create with the child's own listener. Requests that were pending are the parent's to
+ * answer; an answer to one in the child goes nowhere and only frees it.
+ *
+ * System calls when running: accept4, getsockopt, recvfrom, sendto, epoll_ctl, close, poll (drain).
  */
 #pragma once
 
@@ -121,7 +124,7 @@ void control_state_changed(struct control *c);
 void control_drain(struct control *c, int timeout_ms);
 /* Closes listener and clients; pending requests become answerable to nobody. NULL is fine. */
 void control_free(struct control *c);
-/* The child's side of fork(2), see above. Does not touch the (inherited) epoll set. */
+/* The child's side of fork(2), see above; after loop_close_inherited. NULL is fine. */
 void control_forget(struct control *c);
 
 /* Exactly one of these per request; `result` is stolen, NULL stands for {}. */

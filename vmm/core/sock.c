@@ -26,9 +26,10 @@ int sock_path_check(const char *path, struct err *e)
     if (len == 0)
         return err_set(e, ERR_USAGE, 0, "socket path is empty");
     if (len > SOCK_PATH_MAX)
-        return err_set(e, ERR_LIMIT, 0,
-                       "socket path %s has %zu bytes, at most %d fit: choose a shorter folder or name",
-                       path, len, SOCK_PATH_MAX);
+        return err_set(
+            e, ERR_LIMIT, 0,
+            "socket path %s has %zu bytes, at most %d fit: choose a shorter folder or name", path,
+            len, SOCK_PATH_MAX);
     return 0;
 }
 
@@ -110,7 +111,8 @@ int sock_listen(const char *path, struct err *e)
     CLEANUP_FD int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return err_sys(e, "socket");
-    /* The mode of the socket itself becomes that of the file at bind: never wider, not for a moment. */
+    /* The mode of the socket itself becomes that of the file at bind: never wider, not for a
+     * moment. */
     if (fchmod(fd, 0600) < 0)
         return err_sys(e, "fchmod of a socket");
     CLEANUP_FD int lock = lock_folder(path, e);
