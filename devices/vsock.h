@@ -9,6 +9,8 @@
  *
  * A connection is {guest port, host port, host fd, state, credit}. Host fds are non-blocking; a
  * short write or EAGAIN keeps the rest and the credit honest. Loop thread only; never blocks.
+ * An open connection uses one fd: the process needs RLIMIT_NOFILE > VSOCK_CONNECTIONS_MAX to reach
+ * that limit; below, clients are refused ("ERR busy: ...") when fds run out.
  *
  * Copies: save writes all connections. In a copy every connection but the control one has lost its
  * host fd: vsock_restore answers each with RST to the guest, in order, once it runs; the control
@@ -32,9 +34,15 @@ struct virtio_device;
 #define VSOCK_CONNECTIONS_MAX 2048
 #define VSOCK_GRANTS_MAX 64
 #define VSOCK_CONNECT_TIMEOUT_NS (5ull * 1000 * 1000 * 1000)
-/* A guest that has paused longer than this, or has no driver yet, answers CONNECT with ERR. */
+/* How long a host client may take for its CONNECT line, and the guest (or a closed gate) to let it
+ * in; then it gets ERR. A paused machine or one without a driver refuses at once. */
 
-/* Callbacks of the control connection; all run on the loop thread. */
+/*
+ * Callbacks of the control connection; all run on the loop thread, in the middle of the device's
+ * work: they may call vsock_control_send and vsock_open_gate, but not quiesce, save, reset or free
+ * the device (leave that to the next round of the loop). An agent that connects anew while the old
+ * connection is open gives closed, then opened. A restored control connection gives no opened.
+ */
 struct vsock_control_ops {
     void (*opened)(void *arg); /* the guest connected to VSOCK_CONTROL_PORT */
     void (*data)(void *arg, const void *bytes, size_t len);
@@ -42,7 +50,7 @@ struct vsock_control_ops {
 };
 
 struct vsock_spec {
-    int listener_fd;         /* bound, listening, non-blocking; taken over; -1: no host side */
+    int listener_fd; /* bound, listening, non-blocking; taken over on success; -1: no host side */
     const char *socket_path; /* its path, copied; guest-initiated connections append "_<port>" */
     const uint32_t *granted_ports; /* copied */
     unsigned granted_count;
@@ -51,13 +59,20 @@ struct vsock_spec {
     bool gate_closed; /* a copy starts with its gate closed; a booted machine with it open */
 };
 
+/* Refuses granted ports whose socket path would not fit an address (107 bytes), with its length. */
 int vsock_create(struct virtio_device **out, const struct vsock_spec *spec, const struct ram *ram,
                  struct loop *loop, struct err *e);
 /* Sends bytes on the control connection; -ENOTCONN without one, -ENOBUFS past 64 KiB queued. */
 int vsock_control_send(struct virtio_device *dev, const void *bytes, size_t len, struct err *e);
 bool vsock_control_is_open(const struct virtio_device *dev);
 void vsock_open_gate(struct virtio_device *dev);
-/* While paused, CONNECT is answered with "ERR paused" at once. */
+/* While paused, CONNECT is answered with "ERR paused" at once. For a pause somebody asked for, not
+ * for the moment of a fork or snapshot: there quiesce and resume are enough, and nobody is refused.
+ */
 void vsock_set_paused(struct virtio_device *dev, bool paused);
-/* In a fork child, before the device's memory is freed: closes inherited fds without shutdown(2). */
+/*
+ * In a fork child: closes inherited fds without shutdown(2) and without touching the inherited
+ * epoll set; says nothing to anybody. Order: vsock_forget, loop_close_inherited, ops->free. The
+ * bytes that wait for host peers are the parent's to deliver.
+ */
 void vsock_forget(struct virtio_device *dev);
