@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static int set_va(struct err *e, enum err_code code, int errnum, const char *fmt, va_list ap)
+static __attribute__((format(printf, 4, 0))) int set_va(struct err *e, enum err_code code,
+                                                        int errnum, const char *fmt, va_list ap)
 {
     int rc = errnum > 0 ? -errnum : -EINVAL;
     if (e == NULL)

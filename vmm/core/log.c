@@ -24,7 +24,8 @@ void log_set_level(enum log_level level)
     log_level_max = level;
 }
 
-static void write_line(enum log_level level, const char *fmt, va_list ap)
+static __attribute__((format(printf, 2, 0))) void write_line(enum log_level level, const char *fmt,
+                                                             va_list ap)
 {
     static const char *const words[] = {"error", "warning", "info", "debug"};
     char line[1024];
