@@ -177,6 +177,22 @@ static int cpu_tables_write(const struct ram *ram, struct err *e)
     return rc < 0 ? err_set(e, ERR_USAGE, -rc, "boot page tables") : 0;
 }
 
+/*
+ * Linux on hardware-reduced ACPI reboots through EFI, and having none, through the BIOS: it goes to
+ * real mode and jumps to the reset vector. There it finds the keyboard controller's reset.
+ */
+static int reset_vector_write(const struct ram *ram, struct err *e)
+{
+    static const uint8_t code[] = {
+        0xb0, X86_RESET_VALUE, /* mov al, value */
+        0xe6, X86_RESET_PORT,  /* out port, al */
+        0xf4,                  /* hlt */
+        0xeb, 0xfd,            /* jmp to the hlt */
+    };
+    int rc = ram_write(ram, gpa(BOOT_RESET_VECTOR), code, sizeof code);
+    return rc < 0 ? err_set(e, ERR_USAGE, -rc, "reset vector") : 0;
+}
+
 static int spec_check(const struct ram *ram, const struct boot_spec *spec, struct err *e)
 {
     if (spec->cpus == 0 || spec->cpus > X86_CPUS_MAX)
@@ -213,6 +229,8 @@ int boot_load(const struct ram *ram, const struct boot_spec *spec, struct boot_e
         rc = boot_mptable_write(ram, spec->cpus, e);
     if (rc == 0)
         rc = cpu_tables_write(ram, e);
+    if (rc == 0)
+        rc = reset_vector_write(ram, e);
     if (rc < 0)
         return rc;
     *out = (struct boot_entry){.rip = image.entry,

@@ -22,9 +22,10 @@ enum aml_op {
     OP_EXT_DEVICE = 0x82,
 };
 #define NAME_BYTES 4u
-#define LENGTH_BYTES_MAX 3u  /* 20 bits: more than any table of ours */
-#define BUFFER_SIZE_BYTES 3u /* a buffer's own size, always as a word so that its place is known   \
-                              */
+#define LENGTH_BYTES_MAX 3u /* 20 bits: more than any table of ours */
+#define BUFFER_SIZE_BYTES                                                                          \
+    3u /* a buffer's own size, always as a word so that its place is known                         \
+        */
 
 static void put(struct aml *a, const void *p, size_t len)
 {

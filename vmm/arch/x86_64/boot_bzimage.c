@@ -7,11 +7,9 @@
  * part goes to its preferred address and starts 0x200 bytes into it.
  * Reference: Linux Documentation/x86/boot.rst; lz4 doc/lz4_Frame_format.md, "Legacy frame".
  */
-#include <errno.h>
 #include <lz4.h>
-#include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "vmm/arch/x86_64/boot_image.h"
 #include "vmm/arch/x86_64/boot_layout.h"
@@ -29,9 +27,26 @@
 
 typedef unsigned long long ull;
 
-static void buffer_free(uint8_t **p)
+/* Memory that goes back to the host for certain, in huge pages: most of its cost is page faults. */
+struct buffer {
+    uint8_t *p;
+    size_t bytes;
+};
+
+static int buffer_init(struct buffer *b, size_t bytes, struct err *e)
 {
-    free(*p);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return err_sys(e, "map a buffer of %zu bytes", bytes);
+    (void)madvise(p, bytes, MADV_HUGEPAGE); /* a host without THP works, only slower */
+    *b = (struct buffer){.p = p, .bytes = bytes};
+    return 0;
+}
+
+static void buffer_free(struct buffer *b)
+{
+    if (b->p != NULL)
+        (void)munmap(b->p, b->bytes);
 }
 #define CLEANUP_BUFFER __attribute__((cleanup(buffer_free)))
 
@@ -135,25 +150,24 @@ static int lz4_unpack(const uint8_t *in, uint64_t end, uint8_t *out, uint64_t ca
 static int lz4_load(const struct ram *ram, const struct boot_src *src, const struct bzimage *bz,
                     struct boot_image *out, struct err *e)
 {
-    CLEANUP_BUFFER uint8_t *packed = malloc(bz->payload_bytes);
-    if (packed == NULL)
-        return err_set(e, ERR_HOST, ENOMEM, "buffer of %llu bytes", (ull)bz->payload_bytes);
-    int rc = boot_src_read(src, bz->payload_at, packed, bz->payload_bytes, e);
+    CLEANUP_BUFFER struct buffer packed = {0}, unpacked = {0};
+    int rc = buffer_init(&packed, bz->payload_bytes, e);
+    if (rc == 0)
+        rc = boot_src_read(src, bz->payload_at, packed.p, bz->payload_bytes, e);
     if (rc < 0)
         return err_wrap(e, rc, "bzImage payload");
     uint64_t end = bz->payload_bytes - PAYLOAD_TAIL_BYTES;
-    uint64_t unpacked_bytes = le32_get(packed + end);
+    uint64_t unpacked_bytes = le32_get(packed.p + end);
     if (unpacked_bytes == 0 || unpacked_bytes > BOOT_UNPACKED_MAX)
         return err_set(e, ERR_BAD_IMAGE, 0, "LZ4 payload announces %llu bytes: expected 1 to %llu",
                        (ull)unpacked_bytes, BOOT_UNPACKED_MAX);
-    CLEANUP_BUFFER uint8_t *unpacked = malloc(unpacked_bytes);
-    if (unpacked == NULL)
-        return err_set(e, ERR_HOST, ENOMEM, "buffer of %llu bytes", (ull)unpacked_bytes);
-    rc = lz4_unpack(packed, end, unpacked, unpacked_bytes, e);
+    rc = buffer_init(&unpacked, unpacked_bytes, e);
+    if (rc == 0)
+        rc = lz4_unpack(packed.p, end, unpacked.p, unpacked_bytes, e);
     if (rc < 0)
         return rc;
-    struct boot_src elf = {.fd = -1, .mem = unpacked, .bytes = unpacked_bytes};
-    if (unpacked_bytes < 4 || memcmp(unpacked, "\177ELF", 4) != 0)
+    struct boot_src elf = {.fd = -1, .mem = unpacked.p, .bytes = unpacked_bytes};
+    if (unpacked_bytes < 4 || memcmp(unpacked.p, "\177ELF", 4) != 0)
         return err_set(e, ERR_BAD_IMAGE, 0, "LZ4 payload holds no ELF");
     rc = boot_elf_load(ram, &elf, out, e);
     if (rc < 0)

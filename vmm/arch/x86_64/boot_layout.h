@@ -9,7 +9,7 @@
  *   0x00020000  command line                          (64 KiB)
  *   0x0009fc00  EBDA: MP floating pointer and table   (1 KiB, reserved in E820)
  *   0x000e0000  ACPI: RSDP first, then the tables     (64 KiB, ACPI data in E820)
- *   0x000f0000  BIOS ROM area, empty                  (64 KiB, reserved in E820)
+ *   0x000f0000  BIOS ROM area: only a reset vector    (64 KiB, reserved in E820)
  *   0x00100000  first byte a kernel may use; the initrd lies as high as it can
  *
  * What is below the EBDA is plain RAM in E820: Linux copies what it needs out of it and then reuses
@@ -34,6 +34,8 @@
 #define BOOT_ACPI 0xe0000u
 #define BOOT_ACPI_BYTES 0x10000u
 #define BOOT_BIOS_ROM 0xf0000u
+#define BOOT_RESET_VECTOR 0xffff0u /* real-mode f000:fff0, where "reboot through the BIOS" jumps   \
+                                    */
 #define BOOT_KERNEL_MIN 0x100000u
 
 /* Selectors: 0x10 and 0x18 are what the Linux boot protocol asks for (__BOOT_CS, __BOOT_DS). */
