@@ -10,6 +10,7 @@
 #include "vmm/core/state.h"
 
 #define DEVICE_STATE_VERSION 1u
+#define OWN_NODE "device" /* of ops->save; apart, because names must not clash */
 #define STATUS_KNOWN                                                                               \
     (VIRTIO_STATUS_ACKNOWLEDGE | VIRTIO_STATUS_DRIVER | VIRTIO_STATUS_DRIVER_OK |                  \
      VIRTIO_STATUS_FEATURES_OK | VIRTIO_STATUS_NEEDS_RESET | VIRTIO_STATUS_FAILED)
@@ -91,7 +92,12 @@ int virtio_device_save(struct virtio_device *dev, struct state_writer *w, struct
         virtqueue_save(&dev->queues[i], w);
         state_end(w);
     }
-    int rc = dev->ops->save != NULL ? dev->ops->save(dev, w, e) : 0;
+    int rc = 0;
+    if (dev->ops->save != NULL) {
+        state_begin(w, OWN_NODE);
+        rc = dev->ops->save(dev, w, e);
+        state_end(w);
+    }
     state_end(w);
     return rc < 0 ? err_wrap(e, rc, "save %s", dev->name) : 0;
 }
@@ -157,7 +163,11 @@ static int restore_from(struct virtio_device *dev, const struct state_node *n, s
     dev->status = status;
     dev->interrupt_status = interrupt;
     dev->config_generation = generation;
-    return dev->ops->restore != NULL ? dev->ops->restore(dev, n, e) : 0;
+    if (dev->ops->restore == NULL)
+        return 0;
+    struct state_node own;
+    rc = state_child(n, OWN_NODE, &own, e);
+    return rc < 0 ? rc : dev->ops->restore(dev, &own, e);
 }
 
 int virtio_device_restore(struct virtio_device *dev, const struct state_node *n, struct err *e)

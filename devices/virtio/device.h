@@ -55,7 +55,8 @@ struct virtio_device_ops {
     void (*notify)(struct virtio_device *dev, unsigned queue);
     int (*quiesce)(struct virtio_device *dev, struct err *e);
     void (*resume)(struct virtio_device *dev);
-    /* The device's own part; the transport's part is saved around it by virtio_device_save. */
+    /* The device's own part, in a node of its own ("device"), which restore gets; save and restore
+     * go together. In a flattened tree a node's properties come before its child nodes. */
     int (*save)(struct virtio_device *dev, struct state_writer *w, struct err *e);
     int (*restore)(struct virtio_device *dev, const struct state_node *n, struct err *e);
     void (*free)(struct virtio_device *dev); /* releases host resources, then the memory */
