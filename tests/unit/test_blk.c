@@ -625,8 +625,8 @@ static void quiesce_finishes_all_and_save_restore_goes_on(void **s)
     /* As a fork child does: the disk is taken out, everything else is made anew. */
     struct disk *d = blk_disk(f->dev);
     assert_int_equal(disk_freeze(d, &f->e), 0);
-    assert_ptr_equal(blk_forget(f->dev), d);
     loop_close_inherited(&f->loop);
+    assert_ptr_equal(blk_forget(f->dev), d);
     assert_int_equal(loop_init(&f->loop, &f->e), 0);
     assert_int_equal(disk_push(d, &f->e), 0);
     assert_int_equal(blk_create(&f->dev, 0, d, &f->g.ram, &f->loop, &f->e), 0);
