@@ -31,7 +31,7 @@ static void fault(struct vsock *v, const struct err *why)
 
 void vsock_bad_packet(struct vsock *v, const struct vsock_header *h, const char *why)
 {
-    v->bad_packets++;
+    v->base.guest_fault_count++;
     log_limited(&v->base.guest_faults, LOG_WARN,
                 "%s: guest packet op %u, port %u to %u, %u bytes: %s", v->base.name, h->op,
                 h->src_port, h->dst_port, h->len, why);
@@ -385,6 +385,7 @@ void vsock_open_gate(struct virtio_device *dev)
     struct vsock_conn *c, *next;
     vsock_enter(v);
     v->gate_open = true;
+    vsock_touch_all(v);
     for (c = TAILQ_FIRST(&v->handshakes); c != NULL; c = next) {
         next = TAILQ_NEXT(c, handshake);
         if (c->state == CONN_HELD)

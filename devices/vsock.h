@@ -13,9 +13,9 @@
  * that limit; below, clients are refused ("ERR busy: ...") when fds run out.
  *
  * Copies: save writes all connections. In a copy every connection but the control one has lost its
- * host fd: vsock_restore answers each with RST to the guest, in order, once it runs; the control
- * connection (at most one) goes on. Until vsock_open_gate the copy lets nothing but the control
- * connection through: CONNECTs wait, guest requests are refused.
+ * host fd: vsock_restore keeps an RST for the guest of each, in order; the control connection (at
+ * most one) goes on. Until vsock_open_gate the copy lets nothing but the control connection
+ * through: CONNECTs wait, guest requests are refused, those RSTs are held back.
  */
 #pragma once
 
@@ -33,9 +33,9 @@ struct virtio_device;
 #define VSOCK_CONTROL_PORT 1u
 #define VSOCK_CONNECTIONS_MAX 2048
 #define VSOCK_GRANTS_MAX 64
-#define VSOCK_CONNECT_TIMEOUT_NS (5ull * 1000 * 1000 * 1000)
 /* How long a host client may take for its CONNECT line, and the guest (or a closed gate) to let it
  * in; then it gets ERR. A paused machine or one without a driver refuses at once. */
+#define VSOCK_CONNECT_TIMEOUT_NS (5ull * 1000 * 1000 * 1000)
 
 /*
  * Callbacks of the control connection; all run on the loop thread, in the middle of the device's
@@ -65,6 +65,7 @@ int vsock_create(struct virtio_device **out, const struct vsock_spec *spec, cons
 /* Sends bytes on the control connection; -ENOTCONN without one, -ENOBUFS past 64 KiB queued. */
 int vsock_control_send(struct virtio_device *dev, const void *bytes, size_t len, struct err *e);
 bool vsock_control_is_open(const struct virtio_device *dev);
+/* The copy is its own machine now (or has no agent to make it one). */
 void vsock_open_gate(struct virtio_device *dev);
 /* While paused, CONNECT is answered with "ERR paused" at once. For a pause somebody asked for, not
  * for the moment of a fork or snapshot: there quiesce and resume are enough, and nobody is refused.

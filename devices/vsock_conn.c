@@ -186,6 +186,8 @@ static uint32_t shut_to_tell(const struct vsock_conn *c)
 
 static bool has_packet(const struct vsock_conn *c)
 {
+    if (c->waits_for_gate && !c->owner->gate_open)
+        return false;
     return c->pending != 0 || shut_to_tell(c) != 0 || (has_bytes(c) && vsock_conn_credit(c) > 0);
 }
 
@@ -237,6 +239,15 @@ void vsock_conn_touch(struct vsock_conn *c)
     }
     if (c != v->event_conn) /* the queues run first: mostly its events need no change then */
         watch(c);
+}
+
+void vsock_touch_all(struct vsock *v)
+{
+    struct vsock_conn *c, *next;
+    for (c = TAILQ_FIRST(&v->all); c != NULL; c = next) {
+        next = TAILQ_NEXT(c, all); /* before c can move to the graveyard */
+        vsock_conn_touch(c);
+    }
 }
 
 static void update_credit(struct vsock_conn *c, const struct vsock_header *h)

@@ -74,6 +74,7 @@ struct vsock_conn {
     bool readable;       /* the host peer has (or may have) bytes or EOF for us */
     bool wr_shut;        /* shutdown(SHUT_WR) was done */
     bool credit_asked;   /* since credit ran out */
+    bool waits_for_gate; /* its RST is held back until the gate opens */
     bool queued;         /* in rx_fifo */
     bool in_table, in_handshake;
     uint32_t peer_buf_alloc, peer_fwd_cnt, tx_cnt; /* host -> guest */
@@ -115,7 +116,6 @@ struct vsock {
     uint32_t next_host_port;
     unsigned conn_count; /* all but the control connection, until freed */
     uint64_t buffered_bytes;
-    uint64_t bad_packets;
 
     struct vsock_bucket table[VSOCK_BUCKETS];
     struct vsock_conns all, rx_fifo, handshakes, graveyard;
@@ -149,6 +149,7 @@ void vsock_conn_end_handshake(struct vsock_conn *c);
 /* To be called after any change: queues it for the guest if there is something to send, and
  * listens to its host socket for what can make a difference now. */
 void vsock_conn_touch(struct vsock_conn *c);
+void vsock_touch_all(struct vsock *v);
 uint32_t vsock_conn_credit(const struct vsock_conn *c);
 void vsock_conn_note_forwarded(struct vsock_conn *c, uint32_t n);
 void vsock_drop_all(struct vsock *v, const char *reason);

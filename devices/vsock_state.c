@@ -8,8 +8,10 @@
  * process that has the peer).
  *
  * Restored: the control connection goes on with its exact counters. Of every other connection only
- * an RST for the guest is left. Host ports go on counting, so an RST, or a packet of the guest that
- * was under way, can never meet a new connection.
+ * an RST for the guest is left, which goes out when the gate opens: the guest's first work is its
+ * renewal, and nothing in it reacts to lost peers before it is a machine of its own. Host ports go
+ * on counting, so an RST, or a packet of the guest that was under way, never meets a new
+ * connection.
  */
 #include "devices/vsock_internal.h"
 
@@ -104,13 +106,16 @@ static void save_control_bytes(const struct vsock *v, struct state_writer *w)
 int vsock_save(struct virtio_device *dev, struct state_writer *w, struct err *e)
 {
     struct vsock *v = vsock_of(dev);
-    state_put_u32(w, "vsock-version", VSOCK_STATE_VERSION);
+    /* A child, because the transport has written queue nodes and properties go before nodes. */
+    state_begin(w, "sockets");
+    state_put_u32(w, "version", VSOCK_STATE_VERSION);
     state_put_u32(w, "next-host-port", v->next_host_port);
     int rc = save_connections(v, w, e);
     if (rc < 0)
         return rc;
     save_rsts(v, w);
     save_control_bytes(v, w);
+    state_end(w);
     return 0;
 }
 
@@ -155,6 +160,7 @@ static int restore_connection(struct vsock *v, const uint8_t *record, struct err
     if (control)
         return restore_control(c, w, e);
     c->pending = PENDING_RST;
+    c->waits_for_gate = true;
     return 0;
 }
 
@@ -211,22 +217,22 @@ static int restore_control_bytes(struct vsock *v, const struct state_node *n, st
 
 static int restore_all(struct vsock *v, const struct state_node *n, struct err *e)
 {
-    uint32_t version, next_host_port;
-    int rc = state_get_u32(n, "vsock-version", &version, e);
-    if (rc == 0 && version != VSOCK_STATE_VERSION)
-        rc = err_set(e, ERR_MISMATCH, 0, "vsock state has version %u, this build reads %u", version,
-                     VSOCK_STATE_VERSION);
+    struct state_node own;
+    uint32_t next_host_port = 0;
+    int rc = state_child(n, "sockets", &own, e);
     if (rc == 0)
-        rc = state_get_u32(n, "next-host-port", &next_host_port, e);
+        rc = state_check_version(&own, VSOCK_STATE_VERSION, e);
+    if (rc == 0)
+        rc = state_get_u32(&own, "next-host-port", &next_host_port, e);
     if (rc == 0 && (next_host_port < VSOCK_HOST_PORT_FIRST || next_host_port == VSOCK_PORT_ANY))
         rc = err_set(e, ERR_BAD_IMAGE, 0, "vsock next host port %u, expected at least %u",
                      next_host_port, VSOCK_HOST_PORT_FIRST);
     if (rc == 0)
-        rc = restore_connections(v, n, e);
+        rc = restore_connections(v, &own, e);
     if (rc == 0)
-        rc = restore_rsts(v, n, e);
+        rc = restore_rsts(v, &own, e);
     if (rc == 0)
-        rc = restore_control_bytes(v, n, e);
+        rc = restore_control_bytes(v, &own, e);
     if (rc == 0)
         v->next_host_port = next_host_port;
     return rc;
@@ -236,7 +242,6 @@ int vsock_restore(struct virtio_device *dev, const struct state_node *n, struct 
 {
     struct vsock *v = vsock_of(dev);
     const struct vsock_control_ops *owner = v->control_ops;
-    struct vsock_conn *c;
     v->quiesced = true; /* until resume */
     vsock_enter(v);
     int rc = restore_all(v, n, e);
@@ -245,8 +250,7 @@ int vsock_restore(struct virtio_device *dev, const struct state_node *n, struct 
         vsock_drop_all(v, "reset: the saved state was refused");
         v->control_ops = owner;
     }
-    TAILQ_FOREACH(c, &v->all, all)
-    vsock_conn_touch(c);
+    vsock_touch_all(v);
     vsock_leave(v);
     return rc;
 }

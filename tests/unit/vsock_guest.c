@@ -29,6 +29,7 @@
 #define USED(q) (RING_BASE(q) + 0x8000)
 #define RX_DATA 0x100000ull
 #define TX_DATA 0x300000ull
+#define TX_HEADERS 0x2f0000ull
 
 static void on_opened(void *arg)
 {
@@ -112,7 +113,8 @@ void guest_copy(struct vsock_guest *g, struct vsock_guest *from)
     memcpy(g->rings, from->rings, sizeof g->rings);
     from->dev->ops->resume(from->dev);
     start_device(g, true);
-    assert_int_equal(guest_restore(g, blob, len, &e), 0);
+    if (guest_restore(g, blob, len, &e) < 0)
+        fail_msg("%s", e.text);
     free(blob);
 }
 
@@ -247,15 +249,19 @@ void guest_send(struct vsock_guest *g, const struct vsock_header *h, const void 
     uint32_t elem[2];
     unsigned n = 0;
     vsock_header_encode(raw, h);
-    assert_int_equal(ram_write(&g->ram, gpa(TX_DATA), raw, sizeof raw), 0);
-    assert_int_equal(ram_write(&g->ram, gpa(TX_DATA + 4096), payload, bytes), 0);
-    put_desc(g, VSOCK_TXQ, n++, TX_DATA, sizeof raw, bytes > 0 ? 1 : 0);
+    /* A slot of its own, so that packets may wait in the queue. */
+    unsigned head = g->rings[VSOCK_TXQ].avail % GUEST_QUEUE_SIZE;
+    assert_int_equal(ram_write(&g->ram, gpa(TX_HEADERS + 64ull * head), raw, sizeof raw), 0);
+    assert_int_equal(ram_write(&g->ram, gpa(TX_DATA), payload, bytes), 0);
+    put_desc(g, VSOCK_TXQ, head, TX_HEADERS + 64ull * head, sizeof raw, bytes > 0 ? 1 : 0);
+    n++;
     for (uint32_t at = 0; at < bytes; at += piece) {
         uint32_t len = (uint32_t)min_u64(piece, bytes - at);
-        put_desc(g, VSOCK_TXQ, n++, TX_DATA + 4096 + at, len, at + len < bytes ? 1 : 0);
+        put_desc(g, VSOCK_TXQ, (head + n++) % GUEST_QUEUE_SIZE, TX_DATA + at, len,
+                 at + len < bytes ? 1 : 0);
     }
     assert_true(n <= GUEST_QUEUE_SIZE);
-    offer(g, VSOCK_TXQ, 0);
+    offer(g, VSOCK_TXQ, (uint16_t)head);
     g->dev->ops->notify(g->dev, VSOCK_TXQ);
     if (g->v->quiesced || !virtio_device_is_live(g->dev))
         return;

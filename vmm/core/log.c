@@ -52,6 +52,8 @@ void log_line(enum log_level level, const char *fmt, ...)
 
 void log_limited(struct log_ratelimit *rl, enum log_level level, const char *fmt, ...)
 {
+    if (level > log_level_max)
+        return;
     uint64_t now = clock_mono_ns();
     if (now - rl->window_start_ns > 1000000000u) {
         if (rl->suppressed > 0)
