@@ -17,6 +17,7 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,6 +42,12 @@ struct report {
     double begun_us, first_exit_us;
 };
 
+static void guest_dirty_all(struct mini_vm *vm, size_t dirty_bytes)
+{
+    for (size_t page = 0; page <= dirty_bytes / 4096; page++)
+        (void)mini_vm_tick(vm);
+}
+
 static _Noreturn void child_run(struct mini_vm *vm, void *ram, const struct mini_state *state,
                                 volatile struct report *report)
 {
@@ -49,14 +56,16 @@ static _Noreturn void child_run(struct mini_vm *vm, void *ram, const struct mini
     mini_vm_create(vm, ram, state->ram_bytes, state);
     (void)mini_vm_tick(vm);
     report->first_exit_us = mini_now_us();
-    _exit(0);
+    (void)pause(); /* until the parent has written its memory, and kills us */
+    _exit(1);
 }
 
 static struct sample sample_take(struct mini_vm *vm, void *ram, struct mini_state *state,
-                                 volatile struct report *report)
+                                 size_t dirty_bytes, volatile struct report *report)
 {
     struct sample s;
     mini_vm_save(vm, state); /* not timed: a floor for the fork, not for reading registers */
+    report->first_exit_us = 0;
     double begin = mini_now_us();
     pid_t pid = fork();
     if (pid == 0) {
@@ -69,22 +78,21 @@ static struct sample sample_take(struct mini_vm *vm, void *ram, struct mini_stat
     (void)mini_vm_tick(vm);
     double resumed = mini_now_us();
 
+    guest_dirty_all(vm, dirty_bytes);
     int status;
-    if (waitpid(pid, &status, 0) != pid || status != 0) {
+    while (report->first_exit_us == 0 && waitpid(pid, &status, WNOHANG) == 0)
+        (void)usleep(100); /* an interrupted sleep only looks earlier */
+    if (report->first_exit_us == 0) {
         errno = ECHILD;
         mini_die("the child failed");
     }
+    if (kill(pid, SIGKILL) < 0 || waitpid(pid, &status, 0) != pid)
+        mini_die("the child's end");
     s.pause_us = forked - begin;
     s.child_us = report->first_exit_us - begin;
     s.create_us = report->first_exit_us - report->begun_us;
     s.resume_us = resumed - forked;
     return s;
-}
-
-static void guest_dirty_all(struct mini_vm *vm, size_t dirty_bytes)
-{
-    for (size_t page = 0; page <= dirty_bytes / 4096; page++)
-        (void)mini_vm_tick(vm);
 }
 
 static void column_print(const char *name, const struct sample *s, unsigned n, size_t offset)
@@ -160,16 +168,13 @@ int main(int argc, char **argv)
         for (int c; (c = getchar()) != EOF;) {
             if (c != '\n')
                 continue;
-            samples[0] = sample_take(&vm, ram, &state, report);
+            samples[0] = sample_take(&vm, ram, &state, dirty_bytes, report);
             samples_print(&o, samples, 1);
-            guest_dirty_all(&vm, dirty_bytes);
         }
         return 0;
     }
-    for (unsigned i = 0; i < o.samples; i++) {
-        samples[i] = sample_take(&vm, ram, &state, report);
-        guest_dirty_all(&vm, dirty_bytes);
-    }
+    for (unsigned i = 0; i < o.samples; i++)
+        samples[i] = sample_take(&vm, ram, &state, dirty_bytes, report);
     samples_print(&o, samples, o.samples);
     return 0;
 }

@@ -120,8 +120,7 @@ def fork_live(bench, pause_name, child_name):
     guest = guests.bare(bench.build, DIRTY_MIB)
     with contextlib.ExitStack() as stack:
         parties = {"tine": ForkParent(vmm_path(bench.build), guest, bench.folder, DIRTY_MIB),
-                   "floor": FloorFork(bench.build, guest.memory_mib, DIRTY_MIB, huge=True),
-                   "floor-4k": FloorFork(bench.build, guest.memory_mib, DIRTY_MIB, huge=False)}
+                   "floor": FloorFork(bench.build, guest.memory_mib, DIRTY_MIB)}
         for party in parties.values():
             stack.callback(party.close)
         taken = in_turns(bench.samples, {n: p.fork for n, p in parties.items()}, "fork")

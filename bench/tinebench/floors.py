@@ -27,10 +27,10 @@ class FloorRestore:
 class FloorFork:
     """A process that only has a VM and forks it; one sample for each line we send."""
 
-    def __init__(self, build, memory_mib, dirty_mib, huge):
-        argv = [os.path.join(build, "bench", "floor-fork"), "--step",
+    def __init__(self, build, memory_mib, dirty_mib):
+        argv = [os.path.join(build, "bench", "floor-fork"), "--step", "--huge",
                 "--memory", str(memory_mib), "--dirty", str(dirty_mib)]
-        self.process = subprocess.Popen(argv + (["--huge"] if huge else []), text=True,
+        self.process = subprocess.Popen(argv, text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def fork(self):

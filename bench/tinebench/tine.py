@@ -76,12 +76,19 @@ class Machine:
         if guest.initrd:
             argv += ["--initrd", guest.initrd]
         self.console, write_fd = os.pipe()
-        self.process = subprocess.Popen(
-            [*argv, "--console", f"fd:{write_fd}"], pass_fds=(write_fd,),
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self.log = os.path.join(folder, "log")
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [*argv, "--console", f"fd:{write_fd}"], pass_fds=(write_fd,),
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
         os.close(write_fd)
-        self.control = Control(self.control_path, self.process)
-        self.wait_for_ticks()
+        try:
+            self.control = Control(self.control_path, self.process)
+            self.wait_for_ticks()
+        except RuntimeError as e:
+            self.__exit__()
+            with open(self.log, encoding="utf-8", errors="replace") as log:
+                raise RuntimeError(f"{e}; it said: {log.read()[-500:].strip()}") from e
 
     def wait_for_ticks(self):
         wait_for_ticks(self.console, self.guest.tick, self.process, "tine-vmm")
@@ -166,15 +173,16 @@ class ForkParent:
         self.pages = (dirty_mib << 20) // 4096
         self.machine = Machine(vmm, guest, self.folder)
         self.drain = Drain(self.machine.console)
+        self.drain.wait_for(self.pages + 64, 5)
         self.machine.control.call("pause")
 
     def fork(self):
         """One fork of the live machine; how long it stood, and when its child ran, in microseconds."""
         control = self.machine.control
         control.call("resume")
-        self.drain.wait_for(self.pages + 64, 5)
         answer = control.call("fork", count=1)
         child = answer["children"][0]
+        self.drain.wait_for(self.pages + 64, 5)  # the child lives while the parent writes on
         first_exit_us = self._observe_and_end(child)
         control.call("pause")  # while others are measured
         return {"pause_us": answer["timings"]["stopped_us"], "child_us": first_exit_us}
