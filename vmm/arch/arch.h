@@ -52,6 +52,18 @@ int arch_vcpu_restore(const struct kvm *kvm, struct vcpu *v, const struct state_
 int arch_boot(const struct ram *ram, const struct boot_spec *spec, struct vcpu *boot_cpu,
               struct err *e);
 
+/*
+ * The few ports of a PC that end a machine: keyboard controller reset (0x64), ACPI PM1a control
+ * (0x604), pvpanic (0x505). `happened` runs on the loop thread. `p` outlives the bus.
+ */
+enum arch_platform_event { ARCH_RESET, ARCH_POWEROFF, ARCH_PANIC };
+struct arch_platform {
+    void (*happened)(void *arg, enum arch_platform_event what);
+    void *arg;
+};
+struct bus;
+int arch_add_platform(struct bus *pio, struct arch_platform *p, struct err *e);
+
 /* One line for a person about why and where the guest stopped (instruction pointer, bytes). */
 void arch_describe_stop(struct vcpu *v, char *text, size_t len);
 /* True if the CPU waits for an interrupt with interrupts off: it will never run again. */

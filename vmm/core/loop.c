@@ -4,6 +4,7 @@
 #include "vmm/core/loop.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -133,6 +134,15 @@ void loop_wake(struct loop *loop)
 {
     uint64_t one = 1;
     (void)!write(loop->wake_fd, &one, sizeof one); /* a full counter wakes the loop as well */
+}
+
+void loop_wait_wake(struct loop *loop)
+{
+    struct pollfd p = {.fd = loop->wake_fd, .events = POLLIN};
+    while (poll(&p, 1, -1) < 0 && errno == EINTR)
+        ;
+    uint64_t n;
+    (void)!read(loop->wake_fd, &n, sizeof n); /* readable, and nobody else reads it */
 }
 
 void loop_set_wake(struct loop *loop, loop_timer_fn *fn, void *arg)

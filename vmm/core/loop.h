@@ -66,6 +66,8 @@ void loop_timer_cancel(struct loop *loop, struct loop_timer *t);
 
 /* Async-signal-safe and thread-safe. */
 void loop_wake(struct loop *loop);
+/* Blocks until somebody woke the loop; runs nothing. Only for the short wait of a pause. */
+void loop_wait_wake(struct loop *loop);
 void loop_set_wake(struct loop *loop, loop_timer_fn *fn, void *arg);
 
 /* One round: waits at most timeout_ms (-1: until something happens), runs what is due. */

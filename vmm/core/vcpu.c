@@ -59,6 +59,8 @@ static void main_enter(struct vcpu *v)
     if (atomic_load_explicit(&v->first_entry_ns, memory_order_relaxed) == 0)
         atomic_store(&v->first_entry_ns, clock_mono_ns());
     v->run_errno = ioctl(v->fd, KVM_RUN, 0) < 0 ? errno : 0;
+    if (v->run_errno == 0 && atomic_load_explicit(&v->first_exit_ns, memory_order_relaxed) == 0)
+        atomic_store(&v->first_exit_ns, clock_mono_ns());
     atomic_fetch_add_explicit(&v->exits, 1, memory_order_relaxed);
 }
 

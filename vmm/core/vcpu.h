@@ -48,6 +48,7 @@ struct vcpu {
     sem_t exit_answered;
     int run_errno;            /* with exit_pending: KVM_RUN itself failed with this, or 0 */
     atomic_uint_fast64_t first_entry_ns; /* monotonic time of the first KVM_RUN, 0 before */
+    atomic_uint_fast64_t first_exit_ns;  /* of the first exit that was not a kick */
     atomic_uint_fast64_t exits;
 };
 
