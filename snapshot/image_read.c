@@ -139,7 +139,7 @@ static int open_parts(struct image *img, const char *dir, struct err *e)
     img->dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (img->dir_fd < 0)
         return err_set(e, ERR_BAD_IMAGE, errno, "open folder");
-    struct manifest m;
+    struct manifest m = {0};
     int rc = read_manifest(img->dir_fd, &m, e);
     if (rc == 0)
         rc = read_state(img, &m, e);

@@ -4,6 +4,7 @@
 #include "vmm/machine.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,6 +79,28 @@ int machine_boot(struct machine *m, struct boot_spec *spec, struct err *e)
     if (rc == 0)
         m->is_built = true;
     return rc;
+}
+
+int machine_boot_files(struct machine *m, const char *kernel, const char *initrd,
+                       const char *cmdline, struct err *e)
+{
+    CLEANUP_FD int kernel_fd = open(kernel, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (kernel_fd < 0)
+        return err_sys(e, "open kernel %s", kernel);
+    CLEANUP_FD int initrd_fd = -1;
+    if (initrd != NULL) {
+        initrd_fd = open(initrd, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        if (initrd_fd < 0)
+            return err_sys(e, "open initrd %s", initrd);
+    }
+    struct boot_spec spec = {
+        .kernel_fd = kernel_fd,
+        .kernel_path = kernel,
+        .initrd_fd = initrd_fd,
+        .initrd_path = initrd,
+        .cmdline = cmdline,
+    };
+    return machine_boot(m, &spec, e);
 }
 
 /*

@@ -30,7 +30,6 @@
 
 struct boot_spec;
 struct control;
-struct control_request;
 struct disk;
 struct err;
 struct fork_job;
@@ -94,7 +93,7 @@ struct machine {
     struct machine_child children[MACHINE_CHILDREN_MAX];
     unsigned child_count;
     unsigned forks_ever; /* for derived names */
-    struct loop_timer halt_timer;
+    struct loop_timer halt_timer, stop_timer;
     uint64_t halt_exits; /* exits at the last look */
 };
 
@@ -102,6 +101,10 @@ struct machine {
 int machine_init(struct machine *m, struct err *e);
 /* Loads a kernel and leaves the machine paused. Takes nothing over but reads the fds of `spec`. */
 int machine_boot(struct machine *m, struct boot_spec *spec, struct err *e);
+
+/* The same from paths; initrd may be NULL. */
+int machine_boot_files(struct machine *m, const char *kernel, const char *initrd,
+                       const char *cmdline, struct err *e);
 
 /* Idempotent. After pause every vCPU stands and every device is quiet. */
 int machine_pause(struct machine *m, struct err *e);
