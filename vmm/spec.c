@@ -73,6 +73,8 @@ void spec_save(const struct machine_spec *s, struct state_writer *w)
     state_put_u64(w, "memory-bytes", s->memory_bytes);
     state_put_u32(w, "cpus", s->cpus);
     state_put_u32(w, "disks", s->disk_count);
+    state_put_u32(w, "grants", s->grant_count);
+    state_put_bytes(w, "granted-ports", s->grants, s->grant_count * sizeof s->grants[0]);
     for (unsigned i = 0; i < s->disk_count; i++) {
         char name[16];
         (void)snprintf(name, sizeof name, "disk@%u", i);
@@ -82,8 +84,6 @@ void spec_save(const struct machine_spec *s, struct state_writer *w)
         state_put_u64(w, "overlay-max-bytes", s->disks[i].overlay_max_bytes);
         state_end(w);
     }
-    state_put_u32(w, "grants", s->grant_count);
-    state_put_bytes(w, "granted-ports", s->grants, s->grant_count * sizeof s->grants[0]);
     state_end(w);
 }
 

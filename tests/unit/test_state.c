@@ -74,6 +74,22 @@ static void refuses_what_does_not_fit(void **s)
     free(p);
 }
 
+static void a_property_behind_a_node_is_an_error(void **s)
+{
+    struct state_writer w;
+    struct err e = {0};
+    const void *p;
+    size_t len;
+    assert_int_equal(state_writer_init(&w, &e), 0);
+    state_begin(&w, "a");
+    state_begin(&w, "b");
+    state_end(&w);
+    state_put_u32(&w, "late", 1); /* a reader would not find it */
+    state_end(&w);
+    assert_true(state_finish(&w, &p, &len, &e) < 0);
+    state_writer_free(&w);
+}
+
 static void refuses_every_cut(void **s)
 {
     size_t len;
@@ -94,6 +110,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reads_back),
         cmocka_unit_test(refuses_what_does_not_fit),
+        cmocka_unit_test(a_property_behind_a_node_is_an_error),
         cmocka_unit_test(refuses_every_cut),
     };
     return cmocka_run_group_tests_name("state", tests, NULL, NULL);

@@ -66,21 +66,35 @@ static bool grow(struct state_writer *w)
 
 void state_begin(struct state_writer *w, const char *node)
 {
+    if (w->depth >= STATE_DEPTH_MAX)
+        note(w, -FDT_ERR_BADSTRUCTURE);
+    w->has_child |= 1u << w->depth;
+    w->depth++;
+    w->has_child &= ~(1u << w->depth);
     STEP(w, fdt_begin_node(w->buf, node));
 }
 
 void state_end(struct state_writer *w)
 {
+    w->depth--;
     STEP(w, fdt_end_node(w->buf));
+}
+
+static void check_place(struct state_writer *w)
+{
+    if ((w->has_child & (1u << w->depth)) != 0)
+        note(w, -FDT_ERR_BADLAYOUT);
 }
 
 void state_put_u32(struct state_writer *w, const char *name, uint32_t v)
 {
+    check_place(w);
     STEP(w, fdt_property_u32(w->buf, name, v));
 }
 
 void state_put_u64(struct state_writer *w, const char *name, uint64_t v)
 {
+    check_place(w);
     STEP(w, fdt_property_u64(w->buf, name, v));
 }
 
@@ -90,6 +104,7 @@ void state_put_bytes(struct state_writer *w, const char *name, const void *p, si
         note(w, -FDT_ERR_NOSPACE);
         return;
     }
+    check_place(w);
     STEP(w, fdt_property(w->buf, name, p, (int)len));
 }
 

@@ -3,7 +3,8 @@
  *
  * A node per component, properties named and versioned; numbers are stored big-endian as the format
  * demands, byte arrays as they are. The writer keeps the first error (sticky) so that save code
- * reads as a list; state_finish reports it. The reader treats the blob as hostile: state_open runs
+ * reads as a list; state_finish reports it. A node's properties come before its child nodes (the
+ * format's rule; libfdt does not see others), nodes nest STATE_DEPTH_MAX deep at most. The reader treats the blob as hostile: state_open runs
  * the full structural check, every getter checks presence and exact length and names the node.
  * Loop thread, or any one thread at a time.
  */
@@ -18,8 +19,11 @@ struct state_writer {
     void *buf;
     size_t bytes;
     int fdt_error; /* first libfdt error, 0 if none */
+    unsigned depth;
+    uint32_t has_child; /* bit per depth: a property there would be hidden behind a node */
 };
 
+#define STATE_DEPTH_MAX 16
 #define STATE_BYTES_MAX (16u << 20) /* a larger state is refused by writer and reader */
 
 int state_writer_init(struct state_writer *w, struct err *e);
