@@ -247,7 +247,7 @@ int arch_probe(struct kvm *kvm, struct arch_probe *out, struct err *e)
     if (missing > 0)
         return err_set(e, ERR_UNSUPPORTED, 0, "this KVM lacks %s", out->missing[0]);
     for (size_t i = 0; i < ARRAY_SIZE(instructions); i++) {
-        bool lacking;
+        bool lacking = 0;
         int rc = try_instruction(kvm, &instructions[i], &lacking, e);
         if (rc < 0)
             return rc;
