@@ -3,7 +3,7 @@
  *
  * Sessions, groups, parents and environments can all be left by a process on purpose. A resource
  * limit is inherited by fork and exec alike, so each program gets a mark in one that never acts:
- * RLIMIT_RTTIME near 2^62 microseconds. Reading it back is one system call per process. A pass
+ * RLIMIT_RTTIME near 2^61 microseconds. Reading it back is one system call per process. A pass
  * kills what it finds; passes go on, with growing pauses, until one finds nothing (processes may
  * fork while they are looked for). One pass serves all sweeps that are under way.
  */
@@ -83,7 +83,8 @@ void sweep_start(struct agent *a, struct exec *x)
     x->sweeping = true;
     x->sweep_passes = 0;
     x->sweep_pause_ns = SWEEP_PAUSE_MIN_NS;
-    x->sweep_next_ns = a->now_ns;
+    /* Not at once: in a copy the resets come together with RENEW, which goes first. */
+    x->sweep_next_ns = a->now_ns + SWEEP_PAUSE_MIN_NS;
 }
 
 /* After a pass: done, or when to look again. */
