@@ -21,6 +21,7 @@
 #include "vmm/core/fd.h"
 #include "vmm/core/loop.h"
 
+#define CONTROL_BACKLOG 128
 #define ACCEPT_PAUSE_NS 100000000u
 
 struct control_request {
@@ -376,7 +377,11 @@ int control_create(struct control **out, struct loop *loop, int listener_fd,
     c->arg = arg;
     c->listener_fd = listener_fd;
     if (listener_fd >= 0) {
-        int rc = loop_add(loop, &c->listener, listener_fd, EPOLLIN, on_connection, c, e);
+        /* Once more, also if it listens: SO_PEERCRED of a client then names this process, not the
+         * parent that bound the socket before a fork. */
+        int rc = listen(listener_fd, CONTROL_BACKLOG) < 0 ? err_sys(e, "listen") : 0;
+        if (rc == 0)
+            rc = loop_add(loop, &c->listener, listener_fd, EPOLLIN, on_connection, c, e);
         if (rc < 0) {
             free(c);
             return rc;

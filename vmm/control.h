@@ -15,7 +15,8 @@
  * control_create with the child's own listener. Requests that were pending are the parent's to
  * answer; an answer to one in the child goes nowhere and only frees it.
  *
- * System calls when running: accept4, getsockopt, recvfrom, sendto, epoll_ctl, close, poll (drain).
+ * System calls when running: listen (control_create), accept4, getsockopt, recvfrom, sendto,
+ * epoll_ctl, close, poll (drain).
  */
 #pragma once
 
