@@ -129,6 +129,7 @@ struct agent {
     bool quit;
     const char *listen_path, *control_path; /* host process only; control_path may be NULL */
     int epoll_fd, signal_fd, listen_fd, null_fd, proc_fd;
+    uint32_t pid, uid; /* our own, read once */
     uint32_t serial;
     uint64_t used_slots; /* bit i: exec[i].used */
     uint64_t now_ns;     /* monotonic, read once per loop turn */

@@ -135,6 +135,8 @@ static int agent_open(struct agent *a)
     int rc = signals_open(a);
     if (rc < 0)
         return rc;
+    a->pid = (uint32_t)getpid();
+    a->uid = (uint32_t)getuid();
     (void)umask(022);
     a->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     a->null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);

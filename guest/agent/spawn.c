@@ -28,7 +28,8 @@
 /* What the child needs, and where it leaves what went wrong. */
 struct launch {
     const char *const *argv, *const *envp;
-    const char *cwd, *search_path;
+    const char *cwd; /* NULL: where the agent is, in a guest the root */
+    const char *search_path;
     int fds[3];
     bool pty, identity;
     uint32_t uid, gid;
@@ -65,17 +66,14 @@ static int pipe_open(int ours, int *our_fd, int *their_fd)
     return fcntl(p[ours], F_SETFL, O_NONBLOCK) < 0 ? errno : 0;
 }
 
-static int ends_open_pipes(struct agent *a, bool with_stdin, struct ends *e)
+/* Without stdin, theirs[0] stays -1: the child gets /dev/null. */
+static int ends_open_pipes(bool with_stdin, struct ends *e)
 {
     int error = pipe_open(0, &e->ours[1], &e->theirs[1]);
     if (error == 0)
         error = pipe_open(0, &e->ours[2], &e->theirs[2]);
     if (error == 0 && with_stdin)
         error = pipe_open(1, &e->ours[0], &e->theirs[0]);
-    if (error == 0 && !with_stdin) {
-        e->theirs[0] = fcntl(a->null_fd, F_DUPFD_CLOEXEC, 3);
-        error = e->theirs[0] < 0 ? errno : 0;
-    }
     return error;
 }
 
@@ -162,7 +160,7 @@ __attribute__((no_sanitize("address", "undefined"))) static int child_main(void 
                         syscall(SYS_setresgid, l->gid, l->gid, l->gid) < 0 ||
                         syscall(SYS_setresuid, l->uid, l->uid, l->uid) < 0))
         child_fail(l, WIRE_FAILED_IDENTITY, errno);
-    if (chdir(l->cwd) < 0)
+    if (l->cwd != NULL && chdir(l->cwd) < 0)
         child_fail(l, WIRE_FAILED_CWD, errno);
     sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
@@ -194,7 +192,7 @@ static void launch_fill(struct agent *a, struct wire_exec req, struct launch *l)
         a->envp[n++] = "PATH=" DEFAULT_PATH;
         l->search_path = DEFAULT_PATH;
     }
-    uint32_t uid = (req.flags & WIRE_EXEC_IDENTITY) != 0 ? req.uid : (uint32_t)getuid();
+    uint32_t uid = (req.flags & WIRE_EXEC_IDENTITY) != 0 ? req.uid : a->uid;
     if (!has_home)
         a->envp[n++] = uid == 0 ? "HOME=/root" : "HOME=/";
     a->envp[n] = NULL;
@@ -220,13 +218,13 @@ static int ends_adopt(struct agent *a, struct exec *x, struct ends *e)
     return 0;
 }
 
-static int ends_open(struct agent *a, const struct wire_exec *req, struct ends *e, uint32_t *what)
+static int ends_open(const struct wire_exec *req, struct ends *e, uint32_t *what)
 {
     bool pty = (req->flags & WIRE_EXEC_PTY) != 0;
     *e = (struct ends){.ours = {-1, -1, -1}, .theirs = {-1, -1, -1}};
     *what = pty ? WIRE_FAILED_PTY : WIRE_FAILED_RESOURCES;
     int error = pty ? ends_open_pty(req, e)
-                    : ends_open_pipes(a, (req->flags & WIRE_EXEC_STDIN) != 0, e);
+                    : ends_open_pipes((req->flags & WIRE_EXEC_STDIN) != 0, e);
     if (error != 0) {
         ends_close(e->theirs);
         ends_close(e->ours);
@@ -238,12 +236,12 @@ int exec_spawn(struct agent *a, struct exec *x, const struct wire_exec *req, con
                uint32_t *what)
 {
     struct ends e;
-    int error = ends_open(a, req, &e, what);
+    int error = ends_open(req, &e, what);
     if (error != 0)
         return error;
     struct launch l = {
-        .cwd = cwd[0] != 0 ? cwd : "/",
-        .fds = {e.theirs[0], e.theirs[1], e.theirs[2]},
+        .cwd = cwd[0] != 0 && strcmp(cwd, "/") != 0 ? cwd : a->is_guest ? NULL : "/",
+        .fds = {e.theirs[0] >= 0 ? e.theirs[0] : a->null_fd, e.theirs[1], e.theirs[2]},
         .pty = (req->flags & WIRE_EXEC_PTY) != 0,
         .identity = (req->flags & WIRE_EXEC_IDENTITY) != 0,
         .uid = req->uid,

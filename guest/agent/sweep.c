@@ -21,7 +21,7 @@
 /* Bits 61: ours; 38-60: the agent's pid (agents may nest in tests); 32-37: slot; 0-31: serial. */
 uint64_t sweep_mark(const struct agent *a, const struct exec *x)
 {
-    uint64_t pid = (uint64_t)(uint32_t)getpid() & 0x7fffff;
+    uint64_t pid = a->pid & 0x7fffff;
     uint64_t slot = (uint64_t)(x - a->exec) & 0x3f;
     return MARK_BIT | pid << 38 | slot << 32 | x->serial;
 }

@@ -16,7 +16,7 @@ static struct wire_renew sample_renew(void)
     memset(r.entropy, 7, sizeof r.entropy);
     memset(r.generation_id, 8, sizeof r.generation_id);
     memset(r.machine_id, 9, sizeof r.machine_id);
-    memcpy(r.hostname, "web-31", 6);
+    memcpy(r.hostname, "web_31", 6);
     return r;
 }
 
@@ -37,7 +37,7 @@ static void renew_comes_back(void **state)
     assert_memory_equal(in.generation_id, out.generation_id, WIRE_ID_SIZE);
     assert_memory_equal(in.machine_id, out.machine_id, WIRE_ID_SIZE);
     assert_int_equal(out.hostname_len, 6);
-    assert_string_equal(out.hostname, "web-31");
+    assert_string_equal(out.hostname, "web_31");
 }
 
 static void renew_refuses_bad_payloads(void **state)
