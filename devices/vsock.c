@@ -415,8 +415,8 @@ void vsock_forget(struct virtio_device *dev)
     struct vsock *v = vsock_of(dev);
     struct vsock_conn *c;
     v->forgotten = true;
-    TAILQ_FOREACH(c, &v->all, all)
-    fd_close(&c->fd);
+    TAILQ_FOREACH (c, &v->all, all)
+        fd_close(&c->fd);
     fd_close(&v->listener_fd);
     fd_close(&v->spare_fd);
 }

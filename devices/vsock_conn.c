@@ -25,8 +25,7 @@ static struct vsock_bucket *bucket_of(struct vsock *v, uint32_t guest_port, uint
 struct vsock_conn *vsock_conn_find(struct vsock *v, uint32_t guest_port, uint32_t host_port)
 {
     struct vsock_conn *c;
-    LIST_FOREACH(c, bucket_of(v, guest_port, host_port), bucket)
-    {
+    LIST_FOREACH (c, bucket_of(v, guest_port, host_port), bucket) {
         if (c->guest_port == guest_port && c->host_port == host_port)
             return c;
     }

@@ -64,8 +64,7 @@ static int save_connections(struct vsock *v, struct state_writer *w, struct err 
         return err_set(e, ERR_HOST, ENOMEM, "save vsock connections");
     struct vsock_conn *c;
     size_t n = 0;
-    TAILQ_FOREACH(c, &v->all, all)
-    {
+    TAILQ_FOREACH (c, &v->all, all) {
         if (guest_knows(c))
             record_put(records + n++ * RECORD_BYTES, c);
     }
