@@ -13,7 +13,7 @@
 #include "devices/disk.h"
 #include "devices/virtio/device.h"
 #include "devices/vsock.h"
-#include "vmm/arch/x86_64/boot.h"
+#include "vmm/arch/boot_spec.h"
 #include "vmm/control.h"
 #include "vmm/core/err.h"
 #include "vmm/core/fd.h"
@@ -65,17 +65,20 @@ int machine_boot(struct machine *m, struct boot_spec *spec, struct err *e)
     if (rc == 0)
         rc = ram_create(&m->ram, m->spec.memory_bytes, arch_layout.hole_start, arch_layout.hole_end,
                         true, e);
+    struct boot_entry at = {0};
+    if (rc == 0) {
+        spec->cpus = m->spec.cpus;
+        spec->virtio_count = 1 + m->spec.disk_count; /* slot 0 is the vsock */
+        rc = arch_load_kernel(&m->ram, spec, &at, e);
+    }
     if (rc == 0)
         rc = machine_build_vm(m, e);
     if (rc == 0)
         rc = machine_build_devices(m, false, e);
     for (unsigned i = 0; rc == 0 && i < m->vcpu_count; i++)
         rc = arch_vcpu_reset(&m->kvm, &m->vcpus[i], m->spec.cpus, e);
-    if (rc == 0) {
-        spec->cpus = m->spec.cpus;
-        spec->virtio_count = m->slot_count;
-        rc = arch_boot(&m->ram, spec, &m->vcpus[0], e);
-    }
+    if (rc == 0)
+        rc = arch_vcpu_enter(&m->vcpus[0], &at, e);
     if (rc == 0)
         m->is_built = true;
     return rc;

@@ -52,19 +52,25 @@ static int install_signals(struct err *e)
     return vcpu_install_kick(e);
 }
 
-/* "fd:N" is a descriptor we were handed; anything else a file that is appended to. */
+/* "fd:N" is a descriptor that we were handed. -1: it is no such thing. */
+static int console_fd_of(const char *text)
+{
+    if (text == NULL || strncmp(text, "fd:", 3) != 0)
+        return -1;
+    char *end = NULL;
+    long n = strtol(text + 3, &end, 10);
+    return end == text + 3 || *end != '\0' || n < 0 || n > INT_MAX ? -1 : (int)n;
+}
+
+/* Anything but fd:N is a file that is appended to. */
 static int open_console(const char *text, int *out, struct err *e)
 {
     if (text == NULL)
         return 0;
     if (strncmp(text, "fd:", 3) == 0) {
-        char *end = NULL;
-        long n = strtol(text + 3, &end, 10);
-        if (end == text + 3 || *end != '\0' || n < 0 || n > INT_MAX || fcntl((int)n, F_GETFD) < 0)
-            return err_set(e, ERR_USAGE, 0, "--console %s: not an open descriptor", text);
-        int fd = fcntl((int)n, F_DUPFD_CLOEXEC, 3);
+        int fd = fcntl(console_fd_of(text), F_DUPFD_CLOEXEC, 3);
         if (fd < 0)
-            return err_sys(e, "duplicate descriptor %ld", n);
+            return err_set(e, ERR_USAGE, errno, "--console %s: expected an open descriptor", text);
         *out = fd;
     } else {
         int fd = open(text, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0600);
@@ -222,6 +228,7 @@ int main(int argc, char **argv)
     }
     if (o.probe)
         return probe_print(stdout) == 0 ? 0 : 1;
+    jail_close_inherited(console_fd_of(o.console));
     int level = log_level_of(o.log_level);
     if (level < 0) {
         log_line(LOG_ERROR, "--log %s: expected error, warning, info or debug", o.log_level);

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "devices/virtio/device.h"
-#include "vmm/arch/x86_64/boot.h"
 #include "vmm/control.h"
 #include "vmm/core/err.h"
 #include "vmm/core/fd.h"

@@ -2,8 +2,8 @@
  * arch: all that the rest of the VMM knows about the CPU architecture. One implementation per
  * folder beside this file. Loop thread; vCPUs parked.
  *
- * Order of a boot:    kvm_create_vm, kvm_set_memory, arch_vm_init, vcpu_create, arch_vcpu_reset,
- *                     arch_boot, run.
+ * Order of a boot:    arch_load_kernel, kvm_create_vm, kvm_set_memory, arch_vm_init, vcpu_create,
+ *                     arch_vcpu_reset, arch_vcpu_enter, run.
  * Order of a restore: kvm_create_vm, kvm_set_memory, arch_vm_init, vcpu_create, arch_vcpu_restore
  *                     for each vCPU, arch_vm_restore, devices, run.
  * Order of a save:    vCPUs parked, devices quiet, devices, arch_vm_save, arch_vcpu_save, memory.
@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct boot_entry;
 struct boot_spec;
 struct err;
 struct kvm;
@@ -48,9 +49,12 @@ int arch_vcpu_save(const struct kvm *kvm, struct vcpu *v, struct state_writer *w
 int arch_vcpu_restore(const struct kvm *kvm, struct vcpu *v, const struct state_node *parent,
                       struct err *e);
 
-/* Loads kernel and tables (boot.h of the architecture) and points vCPU 0 at the entry. */
-int arch_boot(const struct ram *ram, const struct boot_spec *spec, struct vcpu *boot_cpu,
-              struct err *e);
+/* Loads kernel and tables (boot.h of the architecture). Needs no VM: what is no kernel is refused
+ * before there is one. */
+int arch_load_kernel(const struct ram *ram, const struct boot_spec *spec, struct boot_entry *out,
+                     struct err *e);
+/* Points vCPU 0 at the entry. */
+int arch_vcpu_enter(struct vcpu *v, const struct boot_entry *at, struct err *e);
 
 /*
  * The few ports of a PC that end a machine: keyboard controller reset (0x64), ACPI PM1a control

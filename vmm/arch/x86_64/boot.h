@@ -19,6 +19,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "vmm/arch/boot_spec.h"
+
 struct err;
 struct ram;
 
@@ -45,23 +47,6 @@ struct ram;
 #define X86_RAM_MIN_BYTES (2ull << 20) /* the tables' first MiB and something to run */
 /* GSI of virtio slot i: ISA pins that nothing else uses (cmdline devices are always ISA-like). */
 extern const uint8_t x86_virtio_gsi[X86_VIRTIO_SLOTS]; /* 5 6 7 10 11 12 14 15 */
-
-struct boot_spec {
-    int kernel_fd;
-    const char *kernel_path; /* for messages */
-    int initrd_fd;           /* -1: none */
-    const char *initrd_path;
-    const char *cmdline; /* user text, may be "" */
-    unsigned cpus;
-    unsigned virtio_count; /* devices in slots 0.. */
-};
-
-/* How vCPU 0 starts: 64-bit mode, interrupts off, rsi = boot_params. Addresses are the guest's. */
-struct boot_entry {
-    uint64_t rip, rsi, cr3, gdt_base;
-    uint16_t gdt_limit;
-    uint16_t cs, ds, tss; /* selectors */
-};
 
 /*
  * On failure *out is untouched; guest memory may hold part of a kernel and must not be run.

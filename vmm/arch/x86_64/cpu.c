@@ -92,7 +92,7 @@ static struct kvm_segment flat_segment(uint16_t selector, uint8_t type, bool cod
     };
 }
 
-static int set_entry(struct vcpu *v, const struct boot_entry *at, struct err *e)
+int arch_vcpu_enter(struct vcpu *v, const struct boot_entry *at, struct err *e)
 {
     struct kvm_sregs s;
     if (ioctl(v->fd, KVM_GET_SREGS, &s) < 0)
@@ -117,12 +117,10 @@ static int set_entry(struct vcpu *v, const struct boot_entry *at, struct err *e)
     return 0;
 }
 
-int arch_boot(const struct ram *ram, const struct boot_spec *spec, struct vcpu *boot_cpu,
-              struct err *e)
+int arch_load_kernel(const struct ram *ram, const struct boot_spec *spec, struct boot_entry *out,
+                     struct err *e)
 {
-    struct boot_entry at;
-    int rc = boot_load(ram, spec, &at, e);
-    return rc < 0 ? rc : set_entry(boot_cpu, &at, e);
+    return boot_load(ram, spec, out, e);
 }
 
 void arch_describe_stop(struct vcpu *v, char *text, size_t len)
