@@ -421,20 +421,14 @@ static int restore(struct virtio_device *dev, const struct state_node *n, struct
     return 0;
 }
 
-static void release_memory(struct blk *b)
-{
-    if (b->pool != NULL)
-        (void)munmap(b->pool, VIRTQUEUE_SIZE_MAX * sizeof *b->pool);
-    free(b);
-}
-
 static void free_device(struct virtio_device *dev)
 {
     struct blk *b = to_blk(dev);
     reset(dev);
     disk_io_close(&b->io);
-    disk_free(b->disk);
-    release_memory(b);
+    disk_free(b->disk); /* NULL after blk_forget */
+    (void)munmap(b->pool, VIRTQUEUE_SIZE_MAX * sizeof *b->pool);
+    free(b);
 }
 
 static const struct virtio_device_ops blk_ops = {
@@ -492,7 +486,7 @@ struct disk *blk_forget(struct virtio_device *dev)
     struct blk *b = to_blk(dev);
     struct disk *disk = b->disk;
     disk_io_forget(&b->io);
-    release_memory(b);
+    b->disk = NULL;
     return disk;
 }
 

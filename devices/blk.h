@@ -28,7 +28,7 @@ struct virtio_device;
 int blk_create(struct virtio_device **out, unsigned index, struct disk *disk, const struct ram *ram,
                struct loop *loop, struct err *e);
 /* In a fork child, after a quiesce in the parent and after loop_close_inherited (which still walks
- * the device's source): closes the inherited ring fd without touching the ring or the loop, frees
- * the device and hands the disk back. */
+ * the device's source): closes the inherited ring fd without touching the ring, and hands the disk
+ * back. Nothing but ops->free may follow. */
 struct disk *blk_forget(struct virtio_device *dev);
 struct disk *blk_disk(struct virtio_device *dev);

@@ -60,6 +60,7 @@ int disk_push(struct disk *d, struct err *e);
  *
  * Same base means: equal size, and equal modification time; or, where only the time differs, an
  * equal hash if the hash covers the whole base (DISK_HASH_WHOLE_MAX_BYTES). ERR_MISMATCH otherwise.
+ * The caller wraps errors with the disk's path.
  */
 #define DISK_HASH_WHOLE_MAX_BYTES (8ull << 20)
 int disk_save(struct disk *d, int dir_fd, const char *name, struct state_writer *w, struct err *e);

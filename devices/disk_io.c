@@ -236,4 +236,5 @@ void disk_io_forget(struct disk_io *io)
     if (io->ring_made)
         (void)close(io->ring.ring_fd); /* its mappings were left out of the fork */
     io->ring_made = false;
+    io->first = io->last = NULL; /* drained, so empty already */
 }

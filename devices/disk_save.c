@@ -211,16 +211,16 @@ int disk_save(struct disk *d, int dir_fd, const char *name, struct state_writer 
     uint64_t data_bytes;
     int rc = hash_base(d, e);
     if (rc < 0)
-        return err_wrap(e, rc, "save disk %s", d->path);
+        return rc;
     uint64_t extents = list_extents(d, NULL, &data_bytes);
     if (extents > 0) {
         CLEANUP_FD int fd = openat(dir_fd, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
         if (fd < 0)
-            return err_sys(e, "save disk %s: create %s", d->path, name);
+            return err_sys(e, "create %s", name);
         rc = write_overlay(d, fd, extents, data_bytes, &h, e);
         if (rc < 0) {
             (void)unlinkat(dir_fd, name, 0); /* best effort: the first error is the one to tell */
-            return err_wrap(e, rc, "save disk %s: %s", d->path, name);
+            return err_wrap(e, rc, "write %s", name);
         }
     }
     state_put_u32(w, "version", DISK_STATE_VERSION);
@@ -391,15 +391,14 @@ int disk_restore(struct disk *d, int dir_fd, const struct state_node *n, struct 
     if (rc == 0)
         rc = check_base(d, n, e);
     if (rc < 0)
-        return err_wrap(e, rc, "restore disk %s", d->path);
+        return rc;
     if (name[0] == '\0')
         return 0;
     if (!is_plain_name(name) || d->read_only)
-        return err_set(e, ERR_BAD_IMAGE, 0, "restore disk %s: overlay \"%.64s\" is not possible",
-                       d->path, name);
+        return err_set(e, ERR_BAD_IMAGE, 0, "an overlay called \"%.64s\" is not possible", name);
     CLEANUP_FD int fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
-        return err_sys(e, "restore disk %s: open %s", d->path, name);
+        return err_sys(e, "open %s", name);
     rc = restore_overlay(d, &fd, n, e);
-    return rc < 0 ? err_wrap(e, rc, "restore disk %s: %s", d->path, name) : 0;
+    return rc < 0 ? err_wrap(e, rc, "%s", name) : 0;
 }

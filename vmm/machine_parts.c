@@ -14,6 +14,7 @@
 #include "devices/vsock.h"
 #include "vmm/core/err.h"
 #include "vmm/core/fd.h"
+#include "vmm/core/log.h"
 #include "vmm/machine.h"
 
 int machine_build_vm(struct machine *m, struct err *e)
@@ -76,7 +77,11 @@ static int open_disk(const struct spec_disk *s, struct disk **out, struct err *e
                              .fd = fd,
                              .read_only = s->read_only,
                              .overlay_max_bytes = s->overlay_max_bytes};
-    return disk_open(out, &spec, e);
+    int rc = disk_open(out, &spec, e);
+    if (rc == 0 && disk_hidden_bytes(*out) > 0)
+        log_line(LOG_WARN, "disk %s: the guest does not see its last %u bytes, no whole sector",
+                 s->path, disk_hidden_bytes(*out));
+    return rc;
 }
 
 static int build_console(struct machine *m, struct err *e)

@@ -627,6 +627,7 @@ static void quiesce_finishes_all_and_save_restore_goes_on(void **s)
     assert_int_equal(disk_freeze(d, &f->e), 0);
     loop_close_inherited(&f->loop);
     assert_ptr_equal(blk_forget(f->dev), d);
+    f->dev->ops->free(f->dev);
     assert_int_equal(loop_init(&f->loop, &f->e), 0);
     assert_int_equal(disk_push(d, &f->e), 0);
     assert_int_equal(blk_create(&f->dev, 0, d, &f->g.ram, &f->loop, &f->e), 0);
