@@ -1,4 +1,4 @@
-# timeout: 240
+# timeout: 300
 # Debian's stock kernel goes boot -> exec -> snapshot -> restore -> exec -> fork 4 -> exec in each ->
 # fork of a fork -> exec, and every copy is a machine of its own while the one it came from goes on.
 . "$JOB/jobs/lib.sh"

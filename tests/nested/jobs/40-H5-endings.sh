@@ -1,4 +1,4 @@
-# timeout: 180
+# timeout: 300
 # H5: a guest that ends itself ends its VMM, each way with its own reason and exit status: poweroff,
 # reboot, halt and panic of stock Linux. A panic is never a success.
 . "$JOB/jobs/lib.sh"
@@ -16,7 +16,7 @@ ending()
         --console "$RESULTS/$name.console" --kernel "$GUEST/kernel" --initrd "$GUEST/initrd" \
         --cmdline "$(cat "$GUEST/cmdline") $extra" --memory 128 2>"$TINE_STATE/$name.log" &
     pid=$!
-    wait_for 40 "$name: boot" "$tine" exec vm -- true
+    wait_for 90 "$name: boot" "$tine" exec vm -- true
     "$tine" exec vm -- "$@" >"$RESULTS/$name.exec" 2>&1 &
     (sleep 20 && kill -KILL "$pid") 2>/dev/null &
     watchdog=$!
