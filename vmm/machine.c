@@ -23,6 +23,7 @@
 /* How often a silent machine is looked at for a halt that nothing can end. */
 #define HALT_LOOK_NS (1000ull * 1000 * 1000)
 #define PANIC_MARK "Kernel panic - not syncing"
+#define PANIC_LAST_LINE "---[ end Kernel panic - not syncing"
 
 static void on_wake(void *arg)
 {
@@ -35,6 +36,18 @@ static bool console_shows_panic(const struct machine *m)
     static char tail[SERIAL_RING_BYTES];
     size_t n = serial_tail(&m->serial, tail, sizeof tail);
     return memmem(tail, n, PANIC_MARK, sizeof PANIC_MARK - 1) != NULL;
+}
+
+/* A kernel told to stay where it panicked (panic=0) spins for ever: this is the last it says. */
+static bool console_ends_in_panic(const struct machine *m)
+{
+    char tail[1024];
+    size_t n = serial_tail(&m->serial, tail, sizeof tail);
+    while (n > 0 && (tail[n - 1] == '\n' || tail[n - 1] == '\r'))
+        n--;
+    const char *line = memrchr(tail, '\n', n);
+    return line != NULL && memmem(line, n - (size_t)(line - tail), PANIC_LAST_LINE,
+                                  sizeof PANIC_LAST_LINE - 1) != NULL;
 }
 
 static void on_platform(void *arg, enum arch_platform_event what)
@@ -107,8 +120,9 @@ int machine_boot_files(struct machine *m, const char *kernel, const char *initrd
 }
 
 /*
- * A guest that halts with interrupts off never exits from KVM again. Once a second without any exit,
- * its vCPUs are parked for a moment and looked at.
+ * A guest that halts with interrupts off never exits from KVM again, nor does one that spins after a
+ * panic. Once a second without any exit, its console is looked at, and its vCPUs are parked for a
+ * moment and looked at.
  */
 static void on_halt_look(void *arg)
 {
@@ -119,6 +133,10 @@ static void on_halt_look(void *arg)
     bool silent = exits == m->halt_exits;
     m->halt_exits = exits;
     struct err e = {0};
+    if (silent && console_ends_in_panic(m)) {
+        machine_end(m, END_PANIC, "the guest kernel panicked and stays there");
+        return;
+    }
     if (silent && machine_pause(m, &e) == 0 && m->end == END_NONE) {
         bool halted = true;
         for (unsigned i = 0; i < m->vcpu_count; i++)
