@@ -337,6 +337,7 @@ static int check_spec(const struct vsock_spec *spec, struct err *e)
 int vsock_create(struct virtio_device **out, const struct vsock_spec *spec, const struct ram *ram,
                  struct loop *loop, struct err *e)
 {
+    CLEANUP_FD int listener_fd = spec->listener_fd;
     int rc = check_spec(spec, e);
     if (rc < 0)
         return rc;
@@ -366,12 +367,10 @@ int vsock_create(struct virtio_device **out, const struct vsock_spec *spec, cons
     v->path = strdup(spec->socket_path == NULL ? "" : spec->socket_path);
     if (v->path == NULL)
         rc = err_set(e, ERR_HOST, ENOMEM, "vsock device");
-    if (rc == 0 && spec->listener_fd >= 0) {
-        v->listener_fd = spec->listener_fd;
+    v->listener_fd = take_fd(&listener_fd);
+    if (rc == 0 && v->listener_fd >= 0)
         rc = vsock_unix_listen(v, e);
-    }
     if (rc < 0) {
-        v->listener_fd = -1; /* stays the caller's on failure */
         free_device(&v->base);
         return rc;
     }
@@ -396,18 +395,7 @@ void vsock_open_gate(struct virtio_device *dev)
 
 void vsock_set_paused(struct virtio_device *dev, bool paused)
 {
-    struct vsock *v = vsock_of(dev);
-    struct vsock_conn *c, *next;
-    vsock_enter(v);
-    v->paused = paused;
-    for (c = TAILQ_FIRST(&v->handshakes); c != NULL && paused; c = next) {
-        next = TAILQ_NEXT(c, handshake);
-        if (c->state == CONN_HELD) {
-            vsock_unix_say_error(c, "paused: the machine is paused");
-            vsock_conn_reset(c);
-        }
-    }
-    vsock_leave(v);
+    vsock_of(dev)->paused = paused; /* clients that came before wait for their time limit */
 }
 
 void vsock_forget(struct virtio_device *dev)

@@ -50,7 +50,7 @@ struct vsock_control_ops {
 };
 
 struct vsock_spec {
-    int listener_fd; /* bound, listening, non-blocking; taken over on success; -1: no host side */
+    int listener_fd; /* bound, listening, non-blocking; taken over in any case; -1: no host side */
     const char *socket_path; /* its path, copied; guest-initiated connections append "_<port>" */
     const uint32_t *granted_ports; /* copied */
     unsigned granted_count;
@@ -67,13 +67,14 @@ int vsock_control_send(struct virtio_device *dev, const void *bytes, size_t len,
 bool vsock_control_is_open(const struct virtio_device *dev);
 /* The copy is its own machine now (or has no agent to make it one). */
 void vsock_open_gate(struct virtio_device *dev);
-/* While paused, CONNECT is answered with "ERR paused" at once. For a pause somebody asked for, not
- * for the moment of a fork or snapshot: there quiesce and resume are enough, and nobody is refused.
+/*
+ * While paused, a new CONNECT is answered with "ERR paused" at once. Clients that came before and
+ * wait for the guest go on waiting, so the moment of a fork or snapshot ends nobody's handshake.
  */
 void vsock_set_paused(struct virtio_device *dev, bool paused);
 /*
  * In a fork child: closes inherited fds without shutdown(2) and without touching the inherited
- * epoll set; says nothing to anybody. Order: vsock_forget, loop_close_inherited, ops->free. The
+ * epoll set; says nothing to anybody. Both this and loop_close_inherited go before ops->free. The
  * bytes that wait for host peers are the parent's to deliver.
  */
 void vsock_forget(struct virtio_device *dev);

@@ -61,7 +61,9 @@ static void on_handshake_timer(void *arg)
     vsock_enter(v);
     uint64_t now = clock_mono_ns();
     while ((c = TAILQ_FIRST(&v->handshakes)) != NULL && c->deadline_ns <= now) {
-        if (c->state == CONN_LINE)
+        if (v->paused)
+            vsock_unix_say_error(c, "paused: the machine is paused");
+        else if (c->state == CONN_LINE)
             vsock_unix_say_error(c, "timed out: no CONNECT line within %llu s", TIMEOUT_S);
         else if (c->state == CONN_HELD)
             vsock_unix_say_error(c, "timed out: this copy was not renewed within %llu s",

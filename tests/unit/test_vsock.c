@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -174,6 +175,29 @@ static void d1_paused_is_said(void **s)
     vsock_set_paused(g->dev, false);
     uint32_t port;
     (void)close(host_open(g, 1024, &port));
+}
+
+static void d1_clients_from_before_a_pause_may_finish(void **s)
+{
+    struct vsock_guest *g = *s;
+    struct packet p;
+    int fd = host_say(g, "CONNECT 1024\n");
+    int slow = host_say(g, "CONNECT 1025\n");
+    guest_expect(g, &p, VSOCK_OP_REQUEST);
+    uint32_t port = p.h.src_port;
+    guest_expect(g, &p, VSOCK_OP_REQUEST);
+    vsock_set_paused(g->dev, true); /* the moment of a fork */
+    vsock_set_paused(g->dev, false);
+    guest_send_op(g, 1024, port, VSOCK_OP_RESPONSE);
+    char ok[32];
+    (void)snprintf(ok, sizeof ok, "OK %u\n", port);
+    host_expect(g, fd, ok, false);
+    vsock_set_paused(g->dev, true); /* a long one */
+    host_expect(g, slow, "", false);
+    guest_expire_handshakes(g);
+    host_expect(g, slow, "ERR paused: the machine is paused\n", true);
+    (void)close(fd);
+    (void)close(slow);
 }
 
 static void d1_silent_guest_and_silent_client_time_out(void **s)
@@ -415,6 +439,32 @@ static void d10_many_connects_leave_nothing(void **s)
     assert_int_equal(count_fds(), fds);
 }
 
+static void d10_without_fds_clients_are_told(void **s)
+{
+    struct vsock_guest *g = *s;
+    struct rlimit before, few;
+    static int fill[64];
+    unsigned n = 0;
+    uint32_t port;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    (void)snprintf(addr.sun_path, sizeof addr.sun_path, "%s", g->path);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before;
+    few.rlim_cur = (rlim_t)fd + 32;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    while (n < 64 && (fill[n] = dup(fd)) >= 0)
+        n++;
+    assert_int_equal(errno, EMFILE);
+    assert_int_equal(connect(fd, (struct sockaddr *)&addr, sizeof addr), 0);
+    host_expect(g, fd, "ERR busy: the VMM is out of file descriptors\n", true);
+    while (n > 0)
+        (void)close(fill[--n]);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    (void)close(fd);
+    (void)close(host_open(g, 1024, &port));
+}
+
 static void d10_over_the_limit_is_refused_openly(void **s)
 {
     struct vsock_guest *g = *s;
@@ -467,6 +517,7 @@ int main(void)
         T(d1_refused_at_once),
         cmocka_unit_test(d1_not_ready_without_a_driver),
         T(d1_paused_is_said),
+        T(d1_clients_from_before_a_pause_may_finish),
         T(d1_silent_guest_and_silent_client_time_out),
         T(d1_client_leaves_before_the_answer),
         T(d3_peer_closes_with_data_in_flight),
@@ -476,6 +527,7 @@ int main(void)
         T(d6_slow_reader_gets_every_byte),
         T(d8_packets_over_many_descriptors),
         T(d10_many_connects_leave_nothing),
+        T(d10_without_fds_clients_are_told),
         T(d10_over_the_limit_is_refused_openly),
     };
     return cmocka_run_group_tests_name("vsock", tests, NULL, NULL);
