@@ -341,9 +341,21 @@ static void check(struct world *w)
     assert(v->rst_count <= VSOCK_RSTS_MAX);
 }
 
+/* Small socket buffers, so that bytes soon have to wait for their reader. */
+static void shrink_sockets(struct world *w)
+{
+    struct vsock_conn *c;
+    int bytes = 2048;
+    TAILQ_FOREACH (c, &w->v->all, all) {
+        if (c->fd >= 0 && c->to_host.len == 0)
+            (void)setsockopt(c->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+    }
+}
+
 static void step(struct world *w)
 {
     uint8_t what = take(w);
+    shrink_sockets(w);
     switch (what % 16) {
     case 0 ... 3:
         guest_packet(w);
