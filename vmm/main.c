@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "vmm/control.h"
@@ -23,6 +24,7 @@
 #include "vmm/requests.h"
 
 #define DRAIN_MS 1000
+#define FD_LIMIT 4096
 
 /* The only globals besides the log: what a signal handler can reach. */
 static volatile sig_atomic_t terminated;
@@ -199,6 +201,16 @@ static int start(struct options *o)
     return run_loop(m);
 }
 
+/* One per vsock connection (VSOCK_CONNECTIONS_MAX): more than the usual soft limit of 1024. */
+static void raise_fd_limit(void)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) < 0 || r.rlim_cur >= FD_LIMIT)
+        return;
+    r.rlim_cur = r.rlim_max < FD_LIMIT ? r.rlim_max : FD_LIMIT;
+    (void)setrlimit(RLIMIT_NOFILE, &r); /* without it clients are refused openly, earlier */
+}
+
 static int log_level_of(const char *word)
 {
     static const char *const words[] = {"error", "warning", "info", "debug"};
@@ -235,6 +247,7 @@ int main(int argc, char **argv)
         return 2;
     }
     log_set_level((enum log_level)level);
+    raise_fd_limit();
     int status = start(&o);
     /* Closing a VM takes KVM 15-24 ms; the kernel does it behind the exit. */
     _exit(status);
