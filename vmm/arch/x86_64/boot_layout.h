@@ -34,8 +34,9 @@
 #define BOOT_ACPI 0xe0000u
 #define BOOT_ACPI_BYTES 0x10000u
 #define BOOT_BIOS_ROM 0xf0000u
-#define BOOT_RESET_VECTOR 0xffff0u /* real-mode f000:fff0, where "reboot through the BIOS" jumps   \
-                                    */
+#define BOOT_RESET_VECTOR                                                                          \
+    0xffff0u /* real-mode f000:fff0, where "reboot through the BIOS" jumps                         \
+              */
 #define BOOT_KERNEL_MIN 0x100000u
 
 /* Selectors: 0x10 and 0x18 are what the Linux boot protocol asks for (__BOOT_CS, __BOOT_DS). */

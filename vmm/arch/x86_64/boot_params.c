@@ -43,7 +43,7 @@ static bool is_space(char c)
 /*
  * Finds the "--" that ends the kernel's own options, by the kernel's rules: a double quote, at any
  * place in a word, keeps spaces; quotes around a whole word fall away. Returns its offset, or the
- * text's length if there is none. *open_quote: the text ends inside quotes.
+ * text's length if there is none. *open_quote: the text before that ends inside quotes.
  */
 static size_t find_dashes(const char *text, bool *open_quote)
 {
@@ -83,7 +83,7 @@ int boot_cmdline_build(const char *user, unsigned virtio_count, size_t max, char
                                        X86_VIRTIO_BASE + i * X86_VIRTIO_STRIDE, x86_virtio_gsi[i]);
     bool open_quote;
     size_t len = strlen(user), at = find_dashes(user, &open_quote);
-    if (open_quote && at == len && tokens_len != 0)
+    if (open_quote && tokens_len != 0)
         return err_set(e, ERR_USAGE, 0,
                        "kernel command line ends inside a double quote, which would swallow the "
                        "%zu bytes that name the devices",
