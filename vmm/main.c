@@ -41,14 +41,35 @@ static void on_terminate(int sig)
     loop_wake(&machine.loop); /* a write(2) to an eventfd: async-signal-safe */
 }
 
+/* Sockets are removed by whoever bound them, and only after that succeeded. */
+static void unbind_sockets(struct machine *m)
+{
+    if (m->bind.control_path != NULL)
+        (void)unlink(m->bind.control_path); /* absent is fine: somebody cleaned up */
+    if (m->bind.vsock_path != NULL)
+        (void)unlink(m->bind.vsock_path);
+}
+
+/* Guest memory is a file that somebody may cut or whose file system may fail. KVM reports that as an
+ * exit; our own access to it ends here. unlink and write are async-signal-safe. */
+static void on_bus_error(int sig)
+{
+    static const char line[] = "tine-vmm: error: internal: guest memory cannot be read: its image "
+                               "was cut, or the file system below it failed or is full\n";
+    (void)!write(STDERR_FILENO, line, sizeof line - 1);
+    unbind_sockets(&machine);
+    _exit(end_reason_status(END_INTERNAL));
+}
+
 static int install_signals(struct err *e)
 {
+    struct sigaction bus = {.sa_handler = on_bus_error};
     struct sigaction end = {.sa_handler = on_terminate};
     struct sigaction ignore = {.sa_handler = SIG_IGN};
     /* SIGCHLD ignored: forked machines that end are reaped by the kernel. SIGPIPE: a peer that
      * goes away is an EPIPE where it is written to. */
     if (sigaction(SIGTERM, &end, NULL) < 0 || sigaction(SIGINT, &end, NULL) < 0 ||
-        sigaction(SIGHUP, &end, NULL) < 0 || sigaction(SIGCHLD, &ignore, NULL) < 0 ||
+        sigaction(SIGHUP, &end, NULL) < 0 || sigaction(SIGBUS, &bus, NULL) < 0 || sigaction(SIGCHLD, &ignore, NULL) < 0 ||
         sigaction(SIGPIPE, &ignore, NULL) < 0)
         return err_sys(e, "sigaction");
     return vcpu_install_kick(e);
@@ -128,14 +149,6 @@ static int bind_sockets(struct machine *m, const struct options *o, int *control
         }
     }
     return 0;
-}
-
-/* Sockets are removed by whoever bound them, and only after that succeeded. */
-static void unbind_sockets(struct machine *m)
-{
-    (void)unlink(m->bind.control_path); /* absent is fine: somebody cleaned up */
-    if (m->bind.vsock_path != NULL)
-        (void)unlink(m->bind.vsock_path);
 }
 
 static int build(struct machine *m, struct options *o, int control_fd, struct err *e)
