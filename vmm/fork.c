@@ -29,6 +29,7 @@
 #include "vmm/core/err.h"
 #include "vmm/core/fd.h"
 #include "vmm/core/log.h"
+#include "vmm/core/loop.h"
 #include "vmm/core/state.h"
 #include "vmm/fork_report.h"
 #include "vmm/machine.h"
@@ -106,7 +107,9 @@ static void child_become(struct machine *m, struct fork_job *job, unsigned index
     struct phases inherited = job->phases;
     struct err e = {0};
     int control_fd = -1;
-    control_forget(m->control); /* before anything else touches the loop */
+    /* The loop first: it walks the sources of everything that is freed below. */
+    loop_close_inherited(&m->loop);
+    control_forget(m->control);
     m->control = NULL;
     close_parents_jobs(m);
     machine_forget(m, disks);
