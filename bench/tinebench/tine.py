@@ -14,6 +14,7 @@ from .errors import NotHere
 
 CONSOLE_FD = 3
 START_TIMEOUT_S = 10
+END_TIMEOUT_S = 60  # a busy host is slow at closing a VM
 ANSWER_TIMEOUT_S = 120
 
 
@@ -190,7 +191,7 @@ class ForkParent:
     @staticmethod
     def _observe_and_end(child):
         """When the child's guest first left its VM; returns when the child's process is gone."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + END_TIMEOUT_S
         connection = Control(child["control"])
         while (us := connection.call("status")["timings"].get("first_exit_us")) is None:
             if time.monotonic() > deadline:
