@@ -1,5 +1,5 @@
 /*
- * serial: see serial.h. Loop thread only. Register names are those of the PC16550D data sheet.
+ * serial: see serial.h. Static functions but the bus accesses run under the lock. Register names are those of the PC16550D data sheet.
  */
 #include "devices/serial.h"
 
@@ -179,20 +179,25 @@ static void register_write(struct serial *s, uint64_t reg, uint8_t v)
 static void access_read(void *obj, uint64_t offset, void *data, unsigned len)
 {
     struct serial *s = obj;
+    (void)pthread_mutex_lock(&s->lock); /* default type: cannot fail */
     for (unsigned i = 0; i < len; i++)
         ((uint8_t *)data)[i] = register_read(s, offset + i);
     update(s);
+    (void)pthread_mutex_unlock(&s->lock);
 }
 
 static void access_write(void *obj, uint64_t offset, const void *data, unsigned len)
 {
     struct serial *s = obj;
+    (void)pthread_mutex_lock(&s->lock);
     for (unsigned i = 0; i < len; i++)
         register_write(s, offset + i, ((const uint8_t *)data)[i]);
     update(s);
+    (void)pthread_mutex_unlock(&s->lock);
 }
 
-const struct bus_ops serial_bus_ops = {.read = access_read, .write = access_write};
+const struct bus_ops serial_bus_ops = {
+    .read = access_read, .write = access_write, .any_thread = true};
 
 int serial_init(struct serial *s, struct irq_line irq, int out_fd, struct err *e)
 {
@@ -200,6 +205,7 @@ int serial_init(struct serial *s, struct irq_line irq, int out_fd, struct err *e
     if (ring == NULL)
         return err_set(e, ERR_HOST, ENOMEM, "console ring");
     *s = (struct serial){.irq = irq, .out_fd = out_fd, .ring = ring};
+    (void)pthread_mutex_init(&s->lock, NULL); /* cannot fail on Linux with default attributes */
     return 0;
 }
 
@@ -212,20 +218,32 @@ void serial_free(struct serial *s)
 size_t serial_input(struct serial *s, const void *bytes, size_t len)
 {
     size_t taken = 0;
+    (void)pthread_mutex_lock(&s->lock);
     while (taken < len && input_push(s, ((const uint8_t *)bytes)[taken]))
         taken++;
     update(s);
+    (void)pthread_mutex_unlock(&s->lock);
     return taken;
 }
 
-size_t serial_tail(const struct serial *s, void *to, size_t len)
+size_t serial_tail(struct serial *s, void *to, size_t len)
 {
+    (void)pthread_mutex_lock(&s->lock);
     uint64_t held = min_u64(s->out_bytes, SERIAL_RING_BYTES);
     uint64_t n = min_u64(held, len);
     uint64_t from = s->out_bytes - n;
     for (uint64_t i = 0; i < n; i++)
         ((uint8_t *)to)[i] = s->ring[(from + i) % SERIAL_RING_BYTES];
+    (void)pthread_mutex_unlock(&s->lock);
     return (size_t)n;
+}
+
+uint64_t serial_total(struct serial *s)
+{
+    (void)pthread_mutex_lock(&s->lock);
+    uint64_t total = s->out_bytes;
+    (void)pthread_mutex_unlock(&s->lock);
+    return total;
 }
 
 int serial_save(struct serial *s, struct state_writer *w, struct err *e)

@@ -3,10 +3,11 @@
  *
  * Output goes into a ring of SERIAL_RING_BYTES (the newest stay) and, when out_fd >= 0, to that fd
  * as far as it takes it without blocking: a full pipe loses bytes, it never stops the guest. Input
- * comes from serial_input. Loop thread only.
+ * comes from serial_input. Any thread: vCPU threads write to it themselves (bus_ops.any_thread).
  */
 #pragma once
 
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -23,6 +24,7 @@ struct state_writer;
 #define SERIAL_GSI 4u
 
 struct serial {
+    pthread_mutex_t lock; /* over all that follows while a vCPU may run */
     uint8_t ier, lcr, mcr, scr, fcr;
     uint8_t dll, dlm;
     uint8_t interrupt_pending; /* THR-empty interrupt not yet read from IIR */
@@ -43,9 +45,11 @@ void serial_free(struct serial *s);
 /* Returns how many bytes were taken. */
 size_t serial_input(struct serial *s, const void *bytes, size_t len);
 /* Copies the newest output, oldest byte first; returns the count. */
-size_t serial_tail(const struct serial *s, void *to, size_t len);
+size_t serial_tail(struct serial *s, void *to, size_t len);
+/* How many bytes the guest ever wrote. */
+uint64_t serial_total(struct serial *s);
 /*
- * Registers and unread input, in a child node "serial". The ring is not saved: a copy's console
+ * Both need every vCPU parked. Registers and unread input, in a child node "serial". The ring is not saved: a copy's console
  * starts empty. first_byte_mono_ns and the byte counts begin anew with serial_restore.
  */
 int serial_save(struct serial *s, struct state_writer *w, struct err *e);

@@ -19,17 +19,6 @@ static void handle_mmio(struct machine *m, struct kvm_run *run)
         (void)bus_read(&m->mmio, run->mmio.phys_addr, run->mmio.data, run->mmio.len);
 }
 
-static void handle_io(struct machine *m, struct kvm_run *run)
-{
-    uint8_t *p = (uint8_t *)run + run->io.data_offset;
-    for (uint32_t i = 0; i < run->io.count; i++, p += run->io.size) {
-        if (run->io.direction == KVM_EXIT_IO_OUT)
-            (void)bus_write(&m->pio, run->io.port, p, run->io.size);
-        else
-            (void)bus_read(&m->pio, run->io.port, p, run->io.size);
-    }
-}
-
 static void end_with_place(struct machine *m, struct vcpu *v, enum end_reason why, const char *what)
 {
     char place[160];
@@ -50,7 +39,7 @@ static bool handle(struct machine *m, struct vcpu *v)
         handle_mmio(m, run);
         return m->end == END_NONE;
     case KVM_EXIT_IO:
-        handle_io(m, run);
+        vcpu_access_ports(&m->pio, run);
         return m->end == END_NONE;
     case KVM_EXIT_INTR:
         return true;

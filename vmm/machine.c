@@ -31,7 +31,7 @@ static void on_wake(void *arg)
 }
 
 /* A guest that resets after a panic (panic=N) says so on its console before it does. */
-static bool console_shows_panic(const struct machine *m)
+static bool console_shows_panic(struct machine *m)
 {
     static char tail[SERIAL_RING_BYTES];
     size_t n = serial_tail(&m->serial, tail, sizeof tail);
@@ -39,7 +39,7 @@ static bool console_shows_panic(const struct machine *m)
 }
 
 /* A kernel told to stay where it panicked (panic=0) spins for ever: this is the last it says. */
-static bool console_ends_in_panic(const struct machine *m)
+static bool console_ends_in_panic(struct machine *m)
 {
     char tail[1024];
     size_t n = serial_tail(&m->serial, tail, sizeof tail);

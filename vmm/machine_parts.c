@@ -27,7 +27,7 @@ int machine_build_vm(struct machine *m, struct err *e)
     if (rc == 0)
         rc = arch_vm_init(&m->kvm, e);
     for (unsigned i = 0; rc == 0 && i < m->spec.cpus; i++) {
-        rc = vcpu_create(&m->vcpus[i], &m->kvm, i, &m->loop, &m->mmio, e);
+        rc = vcpu_create(&m->vcpus[i], &m->kvm, i, &m->loop, &m->mmio, &m->pio, e);
         if (rc == 0) {
             m->vcpu_count = i + 1;
             rc = vcpu_start(&m->vcpus[i], e);

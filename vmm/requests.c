@@ -175,7 +175,7 @@ static json_t *on_status(void *arg)
         {"boot_id", string_or_null(m->boot_id)},
         {"uptime_us", json_integer((json_int_t)((clock_mono_ns() - m->begin_ns) / 1000))},
         {"children", children_json(m)},
-        {"console_bytes", json_integer((json_int_t)m->serial.out_bytes)},
+        {"console_bytes", json_integer((json_int_t)serial_total(&m->serial))},
     };
     for (size_t i = 0; i < sizeof more / sizeof more[0]; i++)
         (void)json_object_set_new(j, more[i].name, more[i].value);
@@ -185,7 +185,7 @@ static json_t *on_status(void *arg)
 static size_t on_console(void *arg, uint8_t *buf, size_t cap, uint64_t *total)
 {
     struct machine *m = arg;
-    *total = m->serial.out_bytes;
+    *total = serial_total(&m->serial);
     return m->serial.ring != NULL ? serial_tail(&m->serial, buf, cap) : 0;
 }
 

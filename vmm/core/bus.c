@@ -61,3 +61,9 @@ bool bus_post(const struct bus *bus, uint64_t addr, const void *data, unsigned l
     const struct bus_entry *o = find(bus, addr, len);
     return o != NULL && o->ops->post != NULL && o->ops->post(o->obj, addr - o->base, data, len);
 }
+
+bool bus_is_any_thread(const struct bus *bus, uint64_t addr, unsigned len)
+{
+    const struct bus_entry *o = find(bus, addr, len);
+    return o == NULL || o->ops->any_thread;
+}

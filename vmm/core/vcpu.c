@@ -32,7 +32,7 @@ int vcpu_install_kick(struct err *e)
 }
 
 int vcpu_create(struct vcpu *v, const struct kvm *kvm, unsigned index, struct loop *loop,
-                const struct bus *mmio, struct err *e)
+                const struct bus *mmio, const struct bus *pio, struct err *e)
 {
     CLEANUP_FD int fd = ioctl(kvm->vm_fd, KVM_CREATE_VCPU, (unsigned long)index);
     if (fd < 0)
@@ -47,6 +47,7 @@ int vcpu_create(struct vcpu *v, const struct kvm *kvm, unsigned index, struct lo
     v->run_bytes = kvm->run_bytes;
     v->loop = loop;
     v->mmio = mmio;
+    v->pio = pio;
     v->want = VCPU_PARK;
     (void)pthread_mutex_init(&v->lock, NULL); /* cannot fail on Linux with default attributes */
     (void)pthread_cond_init(&v->wanted, NULL);
@@ -64,14 +65,32 @@ static void main_enter(struct vcpu *v)
     atomic_fetch_add_explicit(&v->exits, 1, memory_order_relaxed);
 }
 
-/* True if the exit is dealt with here: kicks, and notifications that nobody waits for. */
+void vcpu_access_ports(const struct bus *pio, struct kvm_run *run)
+{
+    uint8_t *p = (uint8_t *)run + run->io.data_offset;
+    for (uint32_t i = 0; i < run->io.count; i++, p += run->io.size) {
+        if (run->io.direction == KVM_EXIT_IO_OUT)
+            (void)bus_write(pio, run->io.port, p, run->io.size);
+        else
+            (void)bus_read(pio, run->io.port, p, run->io.size);
+    }
+}
+
+/* True if the exit is dealt with here: kicks, notifications that nobody waits for, and ports of
+ * devices with a lock of their own. */
 static bool main_exit_is_light(struct vcpu *v)
 {
+    struct kvm_run *run = v->run;
     if (v->run_errno == EINTR || v->run_errno == EAGAIN)
         return true;
-    if (v->run_errno != 0 || v->run->exit_reason != KVM_EXIT_MMIO || !v->run->mmio.is_write)
+    if (v->run_errno != 0)
         return false;
-    return bus_post(v->mmio, v->run->mmio.phys_addr, v->run->mmio.data, v->run->mmio.len);
+    if (run->exit_reason == KVM_EXIT_MMIO && run->mmio.is_write)
+        return bus_post(v->mmio, run->mmio.phys_addr, run->mmio.data, run->mmio.len);
+    if (run->exit_reason != KVM_EXIT_IO || !bus_is_any_thread(v->pio, run->io.port, run->io.size))
+        return false;
+    vcpu_access_ports(v->pio, run);
+    return true;
 }
 
 static void main_ask_loop(struct vcpu *v)

@@ -7,7 +7,9 @@
  * because KVM keeps that half outside of any state one can save.
  *
  * An exit that needs a device is handed to the loop thread: `exit_pending` is set, the loop woken,
- * and the thread sleeps until vcpu_exit_done. Queue notifications (bus_post) do not wait.
+ * and the thread sleeps until vcpu_exit_done. Queue notifications (bus_post) do not wait, and ports of
+ * devices that have their own lock (bus_ops.any_thread) are served here: a console byte costs a dozen
+ * port accesses, and two changes of thread for each would be nearly all of its price.
  *
  * After fork(2) none of the threads exists in the child: vcpu_forget unmaps and closes what the
  * parent's vCPUs left in it.
@@ -35,7 +37,7 @@ struct vcpu {
     struct kvm_run *run;
     size_t run_bytes;
     struct loop *loop;
-    const struct bus *mmio;
+    const struct bus *mmio, *pio;
     pthread_t thread;
     bool has_thread;
     pthread_mutex_t lock;
@@ -59,13 +61,15 @@ int vcpu_install_kick(struct err *e);
 
 /* The vCPU fd and its kvm_run; no thread yet. */
 int vcpu_create(struct vcpu *v, const struct kvm *kvm, unsigned index, struct loop *loop,
-                const struct bus *mmio, struct err *e);
+                const struct bus *mmio, const struct bus *pio, struct err *e);
 /* The thread, parked. */
 int vcpu_start(struct vcpu *v, struct err *e);
 void vcpu_run(struct vcpu *v);
 /* Asks for the park point; returns at once. vcpu_is_parked tells, and the loop is woken then. */
 void vcpu_request_park(struct vcpu *v);
 bool vcpu_is_parked(struct vcpu *v);
+/* Carries out the port access of a KVM_EXIT_IO; on the loop thread, or as bus_is_any_thread says. */
+void vcpu_access_ports(const struct bus *pio, struct kvm_run *run);
 /* The loop has handled the exit; the thread goes on. */
 void vcpu_exit_done(struct vcpu *v);
 /* Ends and joins the thread, closes everything. Also from an unanswered exit. */
