@@ -65,3 +65,6 @@ int disk_push(struct disk *d, struct err *e);
 #define DISK_HASH_WHOLE_MAX_BYTES (8ull << 20)
 int disk_save(struct disk *d, int dir_fd, const char *name, struct state_writer *w, struct err *e);
 int disk_restore(struct disk *d, int dir_fd, const struct state_node *n, struct err *e);
+/* After a restore, before anything else: checks the data of the restored file as well; reads it
+ * all. */
+int disk_verify(struct disk *d, struct err *e);

@@ -2,12 +2,8 @@
  * disk_save: a disk's overlays into a snapshot and back (disk.h; docs/image-format.md, "Disk
  * overlay"). Loop thread, while the machine is paused and the disk drained.
  *
- * The file, little-endian: a header of 64 bytes, then `extents` entries of 16 bytes, sorted and
- * apart, then from `data_offset` on the blocks of the data extents, packed in their order:
- *   0 magic "TINEOVL1"  8 u32 version  12 u32 block bytes  16 u64 sectors  24 u64 extents
- *   32 u64 data offset  40 u64 file bytes  48 u64 xxh3 of all extents  56 u64 zero
- *   extent: 0 u64 first block  8 u32 blocks  12 u32 kind (1 data, 2 zeros)
- * The reader trusts none of it.
+ * The file: a header, the extents, one checksum for each MiB of data, the data. The reader trusts
+ * none of it; the checksums of the data are looked at only if asked for (disk_verify).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -34,11 +30,19 @@
 #define NAME_BYTES_MAX 64u
 #define HASH_PIECE_BYTES (1u << 20)
 #define HASH_SAMPLES 64u
+#define SUM_BYTES 8u
+#define SUM_CHUNK_BYTES (1u << 20)
 #define MAGIC "TINEOVL1"
 
 struct overlay_header {
-    uint64_t extents, data_offset, file_bytes, hash;
+    uint64_t extents, data_offset, file_bytes;
+    uint64_t hash; /* of extents and checksums */
 };
+
+static uint64_t chunk_count(uint64_t data_bytes)
+{
+    return (data_bytes + SUM_CHUNK_BYTES - 1) / SUM_CHUNK_BYTES;
+}
 
 /* ---- identity of the base ---- */
 
@@ -171,33 +175,56 @@ static int write_data(const struct disk *d, int fd, uint64_t to, struct err *e)
     return rc;
 }
 
+/* Checksum of each chunk of the data, from the file as it is now. */
+static int sum_data(int fd, uint64_t data_offset, uint64_t data_bytes, uint8_t *sums, struct err *e)
+{
+    uint8_t *buf = malloc(SUM_CHUNK_BYTES);
+    if (buf == NULL)
+        return err_set(e, ERR_HOST, ENOMEM, "checksum buffer");
+    int rc = 0;
+    for (uint64_t at = 0, i = 0; rc == 0 && at < data_bytes; at += SUM_CHUNK_BYTES, i++) {
+        size_t n = (size_t)min_u64(SUM_CHUNK_BYTES, data_bytes - at);
+        rc = fd_pread_full(fd, buf, n, data_offset + at, e);
+        if (rc == 0)
+            le64_put(sums + i * SUM_BYTES, XXH3_64bits(buf, n));
+    }
+    free(buf);
+    return rc;
+}
+
 static int write_overlay(const struct disk *d, int fd, uint64_t extents, uint64_t data_bytes,
                          struct overlay_header *out, struct err *e)
 {
     size_t table_bytes = extents * EXTENT_BYTES;
-    uint8_t *head = calloc(1, HEADER_BYTES + table_bytes);
+    size_t head_bytes = HEADER_BYTES + table_bytes + chunk_count(data_bytes) * SUM_BYTES;
+    uint8_t *head = calloc(1, head_bytes);
     if (head == NULL)
         return err_set(e, ERR_HOST, ENOMEM, "extents of the overlay");
     uint64_t ignored;
     (void)list_extents(d, head + HEADER_BYTES, &ignored);
     struct overlay_header h = {.extents = extents};
-    h.data_offset = align_up_u64(HEADER_BYTES + table_bytes, DISK_BLOCK_BYTES);
+    h.data_offset = align_up_u64(head_bytes, DISK_BLOCK_BYTES);
     h.file_bytes = h.data_offset + data_bytes;
-    h.hash = XXH3_64bits(head + HEADER_BYTES, table_bytes);
-    memcpy(head, MAGIC, 8);
-    le32_put(head + 8, OVERLAY_VERSION);
-    le32_put(head + 12, DISK_BLOCK_BYTES);
-    le64_put(head + 16, d->sectors);
-    le64_put(head + 24, h.extents);
-    le64_put(head + 32, h.data_offset);
-    le64_put(head + 40, h.file_bytes);
-    le64_put(head + 48, h.hash);
-    int rc = fd_pwrite_full(fd, head, HEADER_BYTES + table_bytes, 0, e);
-    free(head);
-    if (rc == 0 && ftruncate(fd, (off_t)h.file_bytes) < 0)
+    int rc = 0;
+    if (ftruncate(fd, (off_t)h.file_bytes) < 0)
         rc = err_sys(e, "set the size of the overlay");
     if (rc == 0)
         rc = write_data(d, fd, h.data_offset, e);
+    if (rc == 0)
+        rc = sum_data(fd, h.data_offset, data_bytes, head + HEADER_BYTES + table_bytes, e);
+    if (rc == 0) {
+        h.hash = XXH3_64bits(head + HEADER_BYTES, head_bytes - HEADER_BYTES);
+        memcpy(head, MAGIC, 8);
+        le32_put(head + 8, OVERLAY_VERSION);
+        le32_put(head + 12, DISK_BLOCK_BYTES);
+        le64_put(head + 16, d->sectors);
+        le64_put(head + 24, h.extents);
+        le64_put(head + 32, h.data_offset);
+        le64_put(head + 40, h.file_bytes);
+        le64_put(head + 48, h.hash);
+        rc = fd_pwrite_full(fd, head, head_bytes, 0, e);
+    }
+    free(head);
     if (rc == 0 && fsync(fd) < 0)
         rc = err_sys(e, "sync");
     if (rc == 0)
@@ -241,6 +268,13 @@ static int damaged(struct err *e, const char *what)
     return err_set(e, ERR_BAD_IMAGE, 0, "%s", what);
 }
 
+/* Valid once extents and data_offset are known to be within the file. */
+static uint64_t head_bytes(const struct overlay_header *h)
+{
+    return HEADER_BYTES + h->extents * EXTENT_BYTES +
+           chunk_count(h->file_bytes - h->data_offset) * SUM_BYTES;
+}
+
 static int read_header(const struct disk *d, int fd, const struct state_node *n,
                        struct overlay_header *out, struct err *e)
 {
@@ -279,8 +313,11 @@ static int read_header(const struct disk *d, int fd, const struct state_node *n,
     if (h.extents == 0 || h.extents > d->blocks ||
         h.extents > (h.file_bytes - HEADER_BYTES) / EXTENT_BYTES)
         return damaged(e, "more extents than there can be");
-    if (h.data_offset != align_up_u64(HEADER_BYTES + h.extents * EXTENT_BYTES, DISK_BLOCK_BYTES))
-        return damaged(e, "data does not follow the extents");
+    if (h.data_offset > h.file_bytes ||
+        h.data_offset != align_up_u64(head_bytes(&h), DISK_BLOCK_BYTES))
+        return damaged(e, "data does not follow the extents and checksums");
+    if (le64_get(b + 56) != 0)
+        return damaged(e, "the header's last word is not zero");
     *out = h;
     return 0;
 }
@@ -350,14 +387,14 @@ static int restore_overlay(struct disk *d, int *fd, const struct state_node *n, 
     int rc = read_header(d, *fd, n, &h, e);
     if (rc < 0)
         return rc;
-    size_t table_bytes = h.extents * EXTENT_BYTES;
+    size_t table_bytes = head_bytes(&h) - HEADER_BYTES;
     uint8_t *table = malloc(table_bytes);
     struct disk_extent *all = calloc(h.extents, sizeof *all);
     rc = table != NULL && all != NULL ? 0 : err_set(e, ERR_HOST, ENOMEM, "extents");
     if (rc == 0)
         rc = fd_pread_full(*fd, table, table_bytes, HEADER_BYTES, e);
     if (rc == 0 && XXH3_64bits(table, table_bytes) != h.hash)
-        rc = damaged(e, "the extents do not match their hash");
+        rc = damaged(e, "extents and checksums do not match their hash");
     if (rc == 0)
         rc = parse_extents(d, &h, table, all, e);
     if (rc == 0)
@@ -365,6 +402,51 @@ static int restore_overlay(struct disk *d, int *fd, const struct state_node *n, 
     if (rc < 0)
         free(all);
     free(table);
+    return rc;
+}
+
+/* The layer that came from a file: until the first push after a restore there is one at most. */
+static const struct disk_layer *packed_layer(const struct disk *d)
+{
+    for (unsigned i = 0; i < DISK_OVERLAY_DEPTH_MAX; i++) {
+        if (d->layers[i].fd >= 0 && d->layers[i].extents != NULL)
+            return &d->layers[i];
+    }
+    return NULL;
+}
+
+int disk_verify(struct disk *d, struct err *e)
+{
+    uint8_t b[HEADER_BYTES];
+    const struct disk_layer *l = packed_layer(d);
+    if (l == NULL)
+        return 0;
+    int rc = fd_pread_full(l->fd, b, sizeof b, 0, e);
+    if (rc < 0)
+        return rc;
+    /* Checked by disk_restore; checked again for what would be allocated if the file changed. */
+    struct overlay_header h = {.extents = le64_get(b + 24),
+                               .data_offset = le64_get(b + 32),
+                               .file_bytes = le64_get(b + 40)};
+    if (h.file_bytes < h.data_offset ||
+        h.file_bytes - h.data_offset != l->stored * DISK_BLOCK_BYTES)
+        return damaged(e, "the overlay changed while it was read");
+    uint64_t data_bytes = h.file_bytes - h.data_offset, n = chunk_count(data_bytes);
+    uint8_t *saved = malloc(2 * n * SUM_BYTES + 1);
+    if (saved == NULL)
+        return err_set(e, ERR_HOST, ENOMEM, "checksums");
+    uint8_t *found = saved + n * SUM_BYTES;
+    rc = fd_pread_full(l->fd, saved, n * SUM_BYTES, HEADER_BYTES + h.extents * EXTENT_BYTES, e);
+    if (rc == 0)
+        rc = sum_data(l->fd, h.data_offset, data_bytes, found, e);
+    for (uint64_t i = 0; rc == 0 && i < n; i++) {
+        uint64_t is = le64_get(found + i * SUM_BYTES), was = le64_get(saved + i * SUM_BYTES);
+        if (is != was)
+            rc = err_set(e, ERR_BAD_IMAGE, 0,
+                         "overlay chunk %llu has checksum %016llx, expected %016llx",
+                         (unsigned long long)i, (unsigned long long)is, (unsigned long long)was);
+    }
+    free(saved);
     return rc;
 }
 

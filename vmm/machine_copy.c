@@ -160,7 +160,7 @@ int machine_snapshot(struct machine *m, const char *dir, struct phases *t, struc
 }
 
 static int load_disks(struct machine *m, const struct image *img, const struct state_node *root,
-                      struct err *e)
+                      bool verify, struct err *e)
 {
     for (unsigned i = 0; i < m->spec.disk_count; i++) {
         char node[16];
@@ -169,6 +169,8 @@ static int load_disks(struct machine *m, const struct image *img, const struct s
         int rc = state_child(root, node, &n, e);
         if (rc == 0)
             rc = disk_restore(disk_of(m, i), img->dir_fd, &n, e);
+        if (rc == 0 && verify)
+            rc = disk_verify(disk_of(m, i), e);
         if (rc < 0)
             return err_wrap(e, rc, "restore disk %s", m->spec.disks[i].path);
     }
@@ -201,7 +203,7 @@ static int restore_from(struct machine *m, const struct image *img, bool verify,
     if (rc == 0)
         rc = machine_build_devices(m, true, e);
     if (rc == 0)
-        rc = load_disks(m, img, &root, e);
+        rc = load_disks(m, img, &root, verify, e);
     if (rc == 0)
         rc = machine_load(m, &root, e);
     phase_lap(&m->phases.load_ns, &mark);

@@ -111,6 +111,19 @@ def test_E16_a_changed_base_is_refused(t):
     rounds(machine)
 
 
+def test_E13_damage_in_an_overlay_is_found_by_verify(t):
+    machine = t.boot_tiny("a", "disk", "--disk", base(t), cmdline="i")
+    rounds(machine)
+    image = machine.snapshot("image")
+    rounds(t.restore("sound", image, "--verify"))
+    overlay = bytearray((image / "disk0").read_bytes())
+    overlay[-100] ^= 1
+    (image / "disk0").write_bytes(overlay)
+    copy = t.restore("copy", image, "--verify", expect=False)
+    assert copy.wait_exit() != 0
+    assert "chunk 0" in copy.log_text() and "expected" in copy.log_text(), copy.log_text()
+
+
 def test_C3_a_disk_without_a_whole_sector_is_refused_by_name(t):
     (t.dir / "tiny.img").write_bytes(b"x" * 511)
     machine = t.boot_tiny("a", "disk", "--disk", t.dir / "tiny.img", cmdline="i", expect=False)
