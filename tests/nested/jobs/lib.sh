@@ -83,7 +83,8 @@ wait_for()
 # start_stock: boots stock Linux and puts the machine's id into $id.
 start_stock()
 {
-    "$tine" start --json --image "$GUEST" >/tmp/started || return
+    "$tine" start --json --kernel "$GUEST/kernel" --initrd "$GUEST/initrd" \
+        --cmdline "$(cat "$GUEST/cmdline")" --memory 128 >/tmp/started || return
     cat /tmp/started
     id=$(json_ids </tmp/started | head -n 1)
     [ -n "$id" ]
