@@ -280,6 +280,7 @@ static int quiesce(struct virtio_device *dev, struct err *e)
 static void resume(struct virtio_device *dev)
 {
     vsock_of(dev)->quiesced = false;
+    vsock_of(dev)->paused = false;
     kick(dev);
 }
 

@@ -70,6 +70,7 @@ void vsock_open_gate(struct virtio_device *dev);
 /*
  * While paused, a new CONNECT is answered with "ERR paused" at once. Clients that came before and
  * wait for the guest go on waiting, so the moment of a fork or snapshot ends nobody's handshake.
+ * A restored device is paused until its resume.
  */
 void vsock_set_paused(struct virtio_device *dev, bool paused);
 /*

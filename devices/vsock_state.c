@@ -242,6 +242,7 @@ int vsock_restore(struct virtio_device *dev, const struct state_node *n, struct 
     struct vsock *v = vsock_of(dev);
     const struct vsock_control_ops *owner = v->control_ops;
     v->quiesced = true; /* until resume */
+    v->paused = true;   /* the same: a copy may stand for long before it runs */
     vsock_enter(v);
     int rc = restore_all(v, n, e);
     if (rc < 0) {

@@ -74,6 +74,9 @@ static void e1_old_connections_end_new_ones_begin(void **s)
 
     guest_copy(&copy, g);
     assert_true(vsock_control_is_open(copy.dev));
+    int early = host_say(&copy, "CONNECT 1024\n");
+    host_expect(&copy, early, "ERR paused: the machine is paused\n", true);
+    (void)close(early);
     copy.dev->ops->resume(copy.dev);
     guest_expect_nothing(&copy); /* nothing before the copy is its own machine */
     vsock_open_gate(copy.dev);
