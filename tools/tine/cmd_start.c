@@ -183,7 +183,7 @@ static int use_default_guest(const struct machines *m, struct request *r, struct
     return rc;
 }
 
-/* Launches what the request says and waits for it. *status is new, or NULL with --no-wait. */
+/* Launches what the request says and waits for it. *status is new. */
 static int start(const struct machines *m, struct request *r, struct launched *l, json_t **status,
                  struct err *e)
 {
@@ -205,12 +205,11 @@ static int start(const struct machines *m, struct request *r, struct launched *l
         rc = launch(m, &r->spec, l, e);
     if (rc < 0)
         return err_wrap(e, rc, "%s", r->id);
-    if (r->no_wait) {
-        *status = NULL;
-        return 0;
-    }
-    rc = launch_wait(l, r->spec.paused ? "paused" : "ready", (unsigned)r->ready_timeout_s,
-                     r->spec.image != NULL ? "restoring" : "booting", status, e);
+    if (r->no_wait)
+        rc = launch_check(l, status, e);
+    else
+        rc = launch_wait(l, r->spec.paused ? "paused" : "ready", (unsigned)r->ready_timeout_s,
+                         r->spec.image != NULL ? "restoring" : "booting", status, e);
     return rc < 0 ? err_wrap(e, rc, "%s", r->id) : 0;
 }
 

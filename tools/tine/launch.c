@@ -301,13 +301,11 @@ static int look(struct launched *l, json_t **status, struct err *e)
     return rc;
 }
 
-int launch_wait(struct launched *l, const char *what, unsigned timeout_s, const char *doing,
-                json_t **status, struct err *e)
+/* Until the request that was sent is answered. On failure the machine is ended. */
+static int await(struct launched *l, const char *doing, json_t **status, struct err *e)
 {
     uint64_t begin = clock_mono_ns(), told = begin;
-    int rc = rpc_send(
-        &l->rpc, "wait",
-        json_pack("{s:s, s:I}", "for", what, "timeout_ms", (json_int_t)timeout_s * 1000), e);
+    int rc = 0;
     while (rc == 0) {
         rc = look(l, status, e);
         uint64_t now = clock_mono_ns();
@@ -317,11 +315,31 @@ int launch_wait(struct launched *l, const char *what, unsigned timeout_s, const 
         }
     }
     cli_progress_end();
-    if (rc > 0)
+    return rc > 0 ? 0 : rc;
+}
+
+int launch_wait(struct launched *l, const char *what, unsigned timeout_s, const char *doing,
+                json_t **status, struct err *e)
+{
+    json_t *p = json_pack("{s:s, s:I}", "for", what, "timeout_ms", (json_int_t)timeout_s * 1000);
+    int rc = rpc_send(&l->rpc, "wait", p, e);
+    if (rc == 0)
+        rc = await(l, doing, status, e);
+    if (rc == 0)
         return 0;
     if (l->rpc.error_code == -32013)
         rc = err_set(e, ERR_GUEST, ETIMEDOUT, "not %s within %u s", what, timeout_s);
     launch_end(l);
+    return rc;
+}
+
+int launch_check(struct launched *l, json_t **status, struct err *e)
+{
+    int rc = rpc_send(&l->rpc, "status", NULL, e);
+    if (rc == 0)
+        rc = await(l, "making the machine", status, e);
+    if (rc < 0)
+        launch_end(l);
     return rc;
 }
 

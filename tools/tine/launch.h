@@ -58,6 +58,8 @@ int launch(const struct machines *m, const struct launch_spec *spec, struct laun
  */
 int launch_wait(struct launched *l, const char *what, unsigned timeout_s, const char *doing,
                 json_t **status, struct err *e);
+/* Waits only until the machine is made: its VMM answers a status request. Else like launch_wait. */
+int launch_check(struct launched *l, json_t **status, struct err *e);
 /* The start has succeeded: the log gets its name. Frees what `l` holds; the machine lives on. */
 void launch_keep(struct launched *l);
 /* Ends the machine (asks, then kills), removes its sockets and log. Frees what `l` holds. */

@@ -41,6 +41,8 @@ int rpc_send(struct rpc *r, const char *method, json_t *params, struct err *e)
     text[len] = '\n';
     int rc = fd_write_full(r->fd, text, len + 1, e);
     free(text);
+    if (rc == -EPIPE)
+        return err_set(e, ERR_GUEST, ECONNRESET, "%s: its VMM has ended", method);
     return rc < 0 ? err_wrap(e, rc, "%s", method) : 0;
 }
 
