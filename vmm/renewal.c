@@ -163,6 +163,11 @@ static int fill_random(void *p, size_t len, struct err *e)
 int renewal_begin(struct machine *m, struct err *e)
 {
     struct renewal *r = &m->renewal;
+    if (!vsock_control_is_open(machine_vsock(m))) {
+        /* Cut while the agent was between two connections: its next HELLO begins the renewal. */
+        loop_timer_arm(&m->loop, &r->timer, RENEWAL_TIMEOUT_NS, on_timeout, m);
+        return 0;
+    }
     const char *name = r->host_name[0] != '\0' ? r->host_name : m->bind.id;
     struct wire_renew w = {0};
     int rc = fill_random(w.entropy, sizeof w.entropy, e);
