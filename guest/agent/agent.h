@@ -137,7 +137,7 @@ struct agent {
     struct renewer renewer;
     uint8_t spawn_stack[SPAWN_STACK_SIZE] __attribute__((aligned(64)));
     const char *argv[WIRE_ARGC_MAX + 1];
-    const char *envp[WIRE_ENVC_MAX + 3];
+    const char *envp[WIRE_ENVC_MAX + 4]; /* and PATH, HOME, GLIBC_TUNABLES, NULL */
     uint8_t scratch[WIRE_DATA_MAX];
     struct exec exec[EXEC_MAX];
 };

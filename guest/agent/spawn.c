@@ -24,6 +24,7 @@
 
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #define PROGRAM_PATH_MAX 4096
+#define TUNABLES "GLIBC_TUNABLES="
 
 /* What the child needs, and where it leaves what went wrong. */
 struct launch {
@@ -172,10 +173,13 @@ static bool env_has(const char *entry, const char *name_equals)
     return strncmp(entry, name_equals, strlen(name_equals)) == 0;
 }
 
-/* Points argv and envp at the strings of the request, and adds PATH and HOME where not given. */
+/*
+ * Points argv and envp at the strings of the request, and adds PATH and HOME where not given; and
+ * GLIBC_TUNABLES where the kernel command line has it (docs/guests.md: no AVX in the lean guest).
+ */
 static void launch_fill(struct agent *a, struct wire_exec req, struct launch *l)
 {
-    bool has_home = false;
+    bool has_home = false, has_tunables = false;
     for (uint32_t i = 0; i < req.argc; i++)
         a->argv[i] = wire_exec_next(&req);
     a->argv[req.argc] = NULL;
@@ -186,6 +190,7 @@ static void launch_fill(struct agent *a, struct wire_exec req, struct launch *l)
         if (env_has(entry, "PATH="))
             l->search_path = entry + 5;
         has_home = has_home || env_has(entry, "HOME=");
+        has_tunables = has_tunables || env_has(entry, TUNABLES);
         a->envp[n++] = entry;
     }
     if (l->search_path == NULL) {
@@ -195,6 +200,12 @@ static void launch_fill(struct agent *a, struct wire_exec req, struct launch *l)
     uint32_t uid = (req.flags & WIRE_EXEC_IDENTITY) != 0 ? req.uid : a->uid;
     if (!has_home)
         a->envp[n++] = uid == 0 ? "HOME=/root" : "HOME=/";
+    for (char **own = environ; !has_tunables && *own != NULL; own++) {
+        if (env_has(*own, TUNABLES)) {
+            a->envp[n++] = *own;
+            has_tunables = true;
+        }
+    }
     a->envp[n] = NULL;
     l->argv = a->argv;
     l->envp = a->envp;
