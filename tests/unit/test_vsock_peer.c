@@ -50,6 +50,16 @@ static void open_control(struct vsock_guest *g, uint32_t guest_port)
     assert_int_equal(p.h.dst_port, guest_port);
 }
 
+static void use_up_receive_buffers(struct vsock_guest *g)
+{
+    struct packet p;
+    g->hold_rx = true;
+    for (uint32_t i = 0; i < GUEST_QUEUE_SIZE; i++) {
+        guest_send_op(g, 9000 + i, 9000, VSOCK_OP_RW);
+        guest_expect(g, &p, VSOCK_OP_RST);
+    }
+}
+
 static void granted_ports_reach_the_host(void **s)
 {
     struct vsock_guest *g = *s;
@@ -274,11 +284,7 @@ static void round_robin_among_connections(void **s)
     static uint8_t data[65536];
     for (uint32_t i = 0; i < 4; i++)
         fds[i] = host_open(g, 100 + i, &ports[i]);
-    g->hold_rx = true;
-    for (uint32_t i = 0; i < GUEST_QUEUE_SIZE; i++) { /* use up all receive buffers */
-        guest_send_op(g, 9000 + i, 9000, VSOCK_OP_RW);
-        guest_expect(g, &p, VSOCK_OP_RST);
-    }
+    use_up_receive_buffers(g);
     for (uint32_t i = 0; i < 4; i++)
         assert_int_equal(send(fds[i], data, sizeof data, 0), sizeof data);
     guest_run(g);
@@ -358,11 +364,7 @@ static void late_reset_spares_a_new_connection(void **s)
 {
     struct vsock_guest *g = *s;
     struct packet p;
-    g->hold_rx = true;
-    for (uint32_t i = 0; i < GUEST_QUEUE_SIZE; i++) {
-        guest_send_op(g, 9000 + i, 9000, VSOCK_OP_RW);
-        guest_expect(g, &p, VSOCK_OP_RST);
-    }
+    use_up_receive_buffers(g);
     guest_send_op(g, 50, GUEST_GRANTED_PORT, VSOCK_OP_RW); /* of a connection long gone */
     guest_send_op(g, 50, GUEST_GRANTED_PORT, VSOCK_OP_REQUEST);
     guest_post_rx(g, GUEST_RX_BYTES);
@@ -376,12 +378,7 @@ static void broken_queue_asks_for_reset_and_frees_hosts(void **s)
     struct vsock_guest *g = *s;
     uint32_t port;
     int fd = host_open(g, 1024, &port);
-    g->hold_rx = true;
-    struct packet p;
-    for (uint32_t i = 0; i < GUEST_QUEUE_SIZE; i++) {
-        guest_send_op(g, 9000 + i, 9000, VSOCK_OP_RW);
-        guest_expect(g, &p, VSOCK_OP_RST);
-    }
+    use_up_receive_buffers(g);
     guest_post_rx(g, 20); /* no header fits */
     guest_send_op(g, 9000, 9000, VSOCK_OP_RW);
     assert_false(virtio_device_is_live(g->dev));
@@ -394,6 +391,43 @@ static void broken_queue_asks_for_reset_and_frees_hosts(void **s)
     virtio_device_reset(g->dev); /* and it works again */
     guest_driver_ok(g);
     (void)close(host_open(g, 1024, &port));
+}
+
+/* Good for packets without payload, but not for data: that would never get through. */
+static void receive_buffer_of_a_bare_header_is_a_fault_for_data(void **s)
+{
+    struct vsock_guest *g = *s;
+    struct packet p;
+    uint32_t port;
+    int fd = host_open(g, 1024, &port);
+    use_up_receive_buffers(g);
+    guest_post_rx(g, VSOCK_HEADER_BYTES);
+    guest_send_op(g, 1024, port, VSOCK_OP_CREDIT_REQUEST);
+    guest_expect(g, &p, VSOCK_OP_CREDIT_UPDATE);
+    assert_int_equal(send(fd, "data", 4, 0), 4);
+    guest_run(g);
+    guest_post_rx(g, VSOCK_HEADER_BYTES);
+    assert_false(virtio_device_is_live(g->dev));
+    uint8_t byte;
+    assert_int_equal(recv(fd, &byte, 1, 0), -1);
+    assert_int_equal(errno, ECONNRESET); /* what it had sent was not read */
+    (void)close(fd);
+}
+
+static void host_ports_wrap_and_skip_those_in_use(void **s)
+{
+    struct vsock_guest *g = *s;
+    uint32_t first, last, next;
+    int a = host_open(g, 1024, &first);
+    assert_int_equal(first, VSOCK_HOST_PORT_FIRST);
+    g->v->next_host_port = VSOCK_PORT_ANY - 1;
+    int b = host_open(g, 1024, &last);
+    assert_int_equal(last, VSOCK_PORT_ANY - 1);
+    int c = host_open(g, 1024, &next);
+    assert_int_equal(next, VSOCK_HOST_PORT_FIRST + 1);
+    (void)close(a);
+    (void)close(b);
+    (void)close(c);
 }
 
 static void driver_reset_ends_everything(void **s)
@@ -439,6 +473,8 @@ int main(void)
         T(lying_headers_hurt_only_themselves),
         T(late_reset_spares_a_new_connection),
         T(broken_queue_asks_for_reset_and_frees_hosts),
+        T(receive_buffer_of_a_bare_header_is_a_fault_for_data),
+        T(host_ports_wrap_and_skip_those_in_use),
         T(driver_reset_ends_everything),
     };
     return cmocka_run_group_tests_name("vsock_peer", tests, NULL, NULL);
