@@ -19,13 +19,34 @@ int cli_usage_status(const struct cli *c)
     return c->passes_status ? CLI_EXEC_FAILED : CLI_USAGE;
 }
 
+const char *cli_clean(char *text)
+{
+    for (char *p = text; *p != '\0'; p++) {
+        if ((unsigned char)*p < 0x20 || *p == 0x7f)
+            *p = '?';
+    }
+    return text;
+}
+
+/* The same members an outcome has, so that a caller looks in one place. */
+static json_t *failure_json(const struct cli *c, const struct err *e, const char *text)
+{
+    const char *kind = err_code_name(e->code);
+    if (c->passes_status)
+        return json_pack("{s:n, s:n, s:b, s:s, s:s}", "exit_code", "signal", "timed_out", false,
+                         "error", text, "kind", kind);
+    return json_pack("{s:{s:s, s:s}}", "error", "kind", kind, "message", text);
+}
+
 int cli_fail(const struct cli *c, const struct err *e)
 {
+    char text[ERR_TEXT_MAX];
+    (void)snprintf(text, sizeof text, "%s", e->text);
+    (void)cli_clean(text); /* part of it may be a VMM's or a guest's words */
     cli_progress_end();
-    (void)fprintf(stderr, "tine %s: %s\n", c->name, e->text);
-    if (c->json && !c->passes_status) {
-        json_t *o = json_pack("{s:{s:s, s:s}}", "error", "kind", err_code_name(e->code), "message",
-                              e->text);
+    (void)fprintf(stderr, "tine %s: %s\n", c->name, text);
+    if (c->json) {
+        json_t *o = failure_json(c, e, text);
         if (o != NULL && json_dumpf(o, stdout, JSON_COMPACT) == 0)
             (void)fputc('\n', stdout);
         json_decref(o);

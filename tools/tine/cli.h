@@ -62,6 +62,8 @@ int cli_number(const char *what, const char *text, uint64_t lo, uint64_t hi, uin
 
 /* Prints the error; returns the exit status that belongs to it. */
 int cli_fail(const struct cli *c, const struct err *e);
+/* Replaces control characters, which a terminal might obey; returns its argument. */
+const char *cli_clean(char *text);
 /* Steals `o`; one line on stdout. Returns CLI_OK, or CLI_FAILED if it could not be written. */
 int cli_print_json(const struct cli *c, json_t *o);
 

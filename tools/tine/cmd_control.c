@@ -240,8 +240,10 @@ static int run_status(struct cli *c, int argc, char **argv)
     json_object_foreach(result, key, v)
     {
         char *text = json_is_string(v) ? NULL : json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
-        (void)printf("%-14s %s\n", key, text != NULL ? text : json_string_value(v));
-        free(text);
+        char *value = text != NULL ? text : strdup(json_string_value(v));
+        if (value != NULL)
+            (void)printf("%-14.40s %s\n", key, cli_clean(value));
+        free(value);
     }
     json_decref(result);
     return CLI_OK;

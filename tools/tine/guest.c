@@ -9,13 +9,16 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <dirent.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tools/tine/cli.h"
@@ -27,6 +30,41 @@
 
 #define OUTPUT_MAX 65536
 #define KEY_MAX 2048
+#define IMAGE_KEEP_S (14 * 24 * 3600)
+
+/* In the child: a group of its own, so that a signal to us can be passed on to all it started. */
+static _Noreturn void become_program(const char *const *argv, const char *agent, int out)
+{
+    (void)setpgid(0, 0); /* a fresh child of ours: cannot fail */
+    if (agent != NULL)
+        (void)setenv("TINE_AGENT", agent,
+                     1); /* no memory for it: the program says what it misses */
+    int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (null >= 0 && dup2(null, STDIN_FILENO) >= 0 && dup2(out, STDOUT_FILENO) >= 0)
+        (void)execv(argv[0], (char *const *)(uintptr_t)argv);
+    (void)fprintf(stderr, "%s: %s\n", argv[0], strerror(errno));
+    _exit(127);
+}
+
+/* Reads to the end and keeps what fits. */
+static void read_all(int from, pid_t pid, char *out, size_t size)
+{
+    size_t len = 0;
+    for (;;) {
+        char drop[4096];
+        bool full = len == size - 1;
+        ssize_t n = read(from, full ? drop : out + len, full ? sizeof drop : size - 1 - len);
+        if (n < 0 && errno == EINTR) {
+            if (cli_signal() != 0)
+                (void)kill(-pid, SIGTERM); /* it ends, and with it this loop */
+            continue;
+        }
+        if (n <= 0)
+            break;
+        len += full ? 0 : (size_t)n;
+    }
+    out[len] = '\0';
+}
 
 /* Runs a program and keeps its standard output; its exit status, or -errno. */
 static int run_program(const char *const *argv, const char *agent, char *out, size_t size,
@@ -40,32 +78,17 @@ static int run_program(const char *const *argv, const char *agent, char *out, si
     pid_t pid = fork();
     if (pid < 0)
         return err_sys(e, "fork");
-    if (pid == 0) {
-        if (agent != NULL)
-            (void)setenv("TINE_AGENT", agent, 1);
-        if (dup2(to, STDOUT_FILENO) >= 0)
-            (void)execv(argv[0], (char *const *)(uintptr_t)argv);
-        (void)fprintf(stderr, "%s: %s\n", argv[0], strerror(errno));
-        _exit(127);
-    }
+    if (pid == 0)
+        become_program(argv, agent, to);
     fd_close(&to);
-    size_t len = 0;
-    for (;;) {
-        char drop[4096];
-        bool full = len == size - 1;
-        ssize_t n = read(from, full ? drop : out + len, full ? sizeof drop : size - 1 - len);
-        if (n < 0 && errno == EINTR)
-            continue; /* a terminal's Ctrl-C reaches the program as well: wait for it */
-        if (n <= 0)
-            break;
-        len += full ? 0 : (size_t)n;
-    }
-    out[len] = '\0';
+    read_all(from, pid, out, size);
     int status;
     while (waitpid(pid, &status, 0) < 0) {
         if (errno != EINTR)
             return err_sys(e, "wait for %s", argv[0]);
     }
+    if (cli_signal() != 0)
+        return err_set(e, ERR_HOST, EINTR, "%s: stopped by signal %d", argv[0], cli_signal());
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
@@ -257,6 +280,8 @@ static bool read_note(const char *note, const char *key, char out[GUEST_PATH_MAX
     (void)snprintf(manifest, sizeof manifest, "%s/manifest.json", image);
     if (image[0] != '/' || access(manifest, R_OK) < 0)
         return false;
+    (void)utimensat(AT_FDCWD, image, NULL,
+                    0); /* in use: prune_images leaves it; a guess is enough */
     (void)snprintf(out, GUEST_PATH_MAX, "%s", image);
     return true;
 }
@@ -305,6 +330,30 @@ static int make_image(const struct machines *m, const struct guest *g, uint64_t 
     return rc;
 }
 
+/* Each new build of tine-vmm or of the guest leaves an image behind: those unused for long go. */
+static void prune_images(const char *cache)
+{
+    DIR *d = opendir(cache);
+    if (d == NULL)
+        return;
+    const struct dirent *entry;
+    while ((entry = readdir(d)) != NULL) {
+        static const char *const files[] = {"manifest.json", "state.dtb", "memory", "memory.sums"};
+        struct stat st;
+        if (strncmp(entry->d_name, "image-", 6) != 0 ||
+            fstatat(dirfd(d), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+            !S_ISDIR(st.st_mode) || time(NULL) - st.st_mtime < IMAGE_KEEP_S)
+            continue;
+        for (size_t i = 0; i < ARRAY_SIZE(files); i++) {
+            char path[GUEST_PATH_MAX];
+            (void)snprintf(path, sizeof path, "%s/%s", entry->d_name, files[i]);
+            (void)unlinkat(dirfd(d), path, 0); /* what is not there need not go */
+        }
+        (void)unlinkat(dirfd(d), entry->d_name, AT_REMOVEDIR); /* else the next call tries again */
+    }
+    (void)closedir(d);
+}
+
 /* Under the lock: somebody else may have made it meanwhile. */
 static int find_or_make(const struct machines *m, uint64_t memory_mib, const char *cache,
                         char out[GUEST_PATH_MAX], struct err *e)
@@ -331,8 +380,10 @@ static int find_or_make(const struct machines *m, uint64_t memory_mib, const cha
                        stat(g.initrd, &st) == 0 ? (unsigned long long)st.st_mtim.tv_sec : 0,
                        build != NULL ? build : "", (unsigned long long)memory_mib);
         (void)snprintf(manifest, sizeof manifest, "%s/manifest.json", out);
-        if (access(manifest, R_OK) < 0)
+        if (access(manifest, R_OK) < 0) {
+            prune_images(cache);
             rc = make_image(m, &g, memory_mib, out, e);
+        }
     }
     json_decref(probe);
     return rc;

@@ -19,6 +19,8 @@
 #include <unistd.h>
 
 #include "tools/tine/cli.h"
+#include "vmm/control_parse.h"
+#include "vmm/core/base64.h"
 #include "vmm/core/err.h"
 #include "vmm/core/fd.h"
 #include "vmm/core/num.h"
@@ -318,6 +320,29 @@ static int await(struct launched *l, const char *doing, json_t **status, struct 
     return rc > 0 ? 0 : rc;
 }
 
+/* The last thing its console said is what there is to go by. */
+static int too_late(struct launched *l, const char *what, unsigned timeout_s, struct err *e)
+{
+    json_t *result = NULL;
+    char tail[513] = "";
+    ssize_t n = -1;
+    if (rpc_call(&l->rpc, "console", json_pack("{s:i}", "bytes", 300), 1000, &result, NULL) == 0) {
+        const json_t *data = json_object_get(result, "data");
+        size_t len = json_string_length(data);
+        if (len > 0 && len <= 600)
+            n = base64_decode(json_string_value(data), len, tail);
+    }
+    json_decref(result);
+    while (n > 0 && (tail[n - 1] == '\n' || tail[n - 1] == '\r'))
+        n--;
+    tail[n > 0 ? n : 0] = '\0';
+    const char *line = strrchr(tail, '\n');
+    line = line != NULL ? line + 1 : tail;
+    return err_set(e, ERR_GUEST, 0, "not %s within %u s; its console %s%s%s", what, timeout_s,
+                   line[0] != '\0' ? "ends with \"" : "is empty", line,
+                   line[0] != '\0' ? "\"" : "");
+}
+
 int launch_wait(struct launched *l, const char *what, unsigned timeout_s, const char *doing,
                 json_t **status, struct err *e)
 {
@@ -327,8 +352,8 @@ int launch_wait(struct launched *l, const char *what, unsigned timeout_s, const 
         rc = await(l, doing, status, e);
     if (rc == 0)
         return 0;
-    if (l->rpc.error_code == -32013)
-        rc = err_set(e, ERR_GUEST, ETIMEDOUT, "not %s within %u s", what, timeout_s);
+    if (l->rpc.error_code == RPC_TIMEOUT)
+        rc = too_late(l, what, timeout_s, e);
     launch_end(l);
     return rc;
 }

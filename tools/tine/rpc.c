@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "vmm/control_parse.h"
 #include "vmm/core/err.h"
 #include "vmm/core/fd.h"
 #include "vmm/core/sock.h"
@@ -82,7 +83,7 @@ static int take_error(struct rpc *r, const json_t *error, struct err *e)
     enum err_code kind = ERR_HOST;
     if (code <= -32000 - ERR_HOST && code >= -32000 - ERR_UNSUPPORTED)
         kind = (enum err_code)(-32000 - code);
-    else if (code == -32602)
+    else if (code == RPC_BAD_PARAMS)
         kind = ERR_USAGE;
     (void)err_set(e, kind, 0, "%s", message != NULL ? message : "an error without a message");
     if (e != NULL)

@@ -207,8 +207,8 @@ static json_t *outcome_json(const struct exec_result *r, const struct exec_captu
     return o;
 }
 
-static int report(const struct cli *c, const struct exec_result *r, const struct exec_capture *out,
-                  const struct exec_capture *err)
+static int report(const struct cli *c, const char *id, const struct exec_result *r,
+                  const struct exec_capture *out, const struct exec_capture *err)
 {
     int status = exec_result_status(r);
     if (c->json) {
@@ -219,7 +219,7 @@ static int report(const struct cli *c, const struct exec_result *r, const struct
     if (r->outcome != EXEC_EXITED && r->outcome != EXEC_SIGNALED) {
         char text[512];
         exec_result_describe(r, text, sizeof text);
-        (void)fprintf(stderr, "tine %s: %s\n", c->name, text);
+        (void)fprintf(stderr, "tine %s: %s: %s\n", c->name, id, cli_clean(text));
     }
     return status;
 }
@@ -233,7 +233,8 @@ static void window_size(struct exec_request *req)
     }
 }
 
-static int run_on(const struct cli *c, int conn, const struct session *s, struct err *e)
+static int run_on(const struct cli *c, const char *id, int conn, const struct session *s,
+                  struct err *e)
 {
     sigset_t before;
     struct terminal terminal = {.is_raw = false};
@@ -262,7 +263,7 @@ static int run_on(const struct cli *c, int conn, const struct session *s, struct
     terminal_restore(&terminal);
     (void)sigprocmask(SIG_SETMASK, &before, NULL); /* a mask we were given: cannot fail */
     if (rc == 0)
-        rc = report(c, &result, &out, &err);
+        rc = report(c, id, &result, &out, &err);
     free(out.data);
     free(err.data);
     return rc;
@@ -284,5 +285,5 @@ int session_run(const struct cli *c, const struct machines *m, const char *id,
     CLEANUP_FD int conn = connect_agent(m, id, e);
     if (conn < 0)
         return conn;
-    return run_on(c, conn, &with_term, e);
+    return run_on(c, id, conn, &with_term, e);
 }
