@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <net/if.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -124,6 +125,21 @@ static void modules_load(void)
         munmap(text, size + 1);
 }
 
+/* Until a copy is given one of its own, the name that the archive gives. */
+static void hostname_load(void)
+{
+    char name[HOST_NAME_MAX + 1];
+    int fd = open("/etc/hostname", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, name, sizeof name) : 0;
+    if (fd >= 0)
+        close(fd);
+    size_t len = 0;
+    while (n > 0 && len < (size_t)n && name[len] != '\n')
+        len++;
+    if (len > 0 && len <= HOST_NAME_MAX && sethostname(name, len) < 0)
+        say("host name", NULL, errno);
+}
+
 static void loopback_up(void)
 {
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -143,6 +159,7 @@ void boot_setup(void)
     (void)!chdir("/");
     (void)mkdir("/root", 0700); /* HOME of what is started (spawn.c) */
     (void)mkdir("/run/tine", 0755);
+    hostname_load();
     modules_load();
     loopback_up();
 }
