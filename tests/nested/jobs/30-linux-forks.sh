@@ -31,6 +31,7 @@ first=$id
 step "exec"
 expect "kernel of the guest" "$(cat "$GUEST/version" 2>/dev/null || uname -r)" \
     machine_exec "$first" uname -r
+expect "host name" tine machine_exec "$first" hostname
 expect_status "exit status" 7 machine_exec "$first" sh -c 'exit 7'
 expect_status "death by a signal" 137 machine_exec "$first" sh -c 'kill -9 $$'
 expect "stdin and stdout" "4" sh -c "printf 'abc\n' | '$tine' exec '$first' -- wc -c"

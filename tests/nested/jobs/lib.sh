@@ -80,10 +80,10 @@ wait_for()
     done
 }
 
-# start_stock: boots stock Linux and puts the machine's id into $id.
+# start_stock [OPTION...]: boots stock Linux and puts the machine's id into $id.
 start_stock()
 {
-    "$tine" start --json --kernel "$GUEST/kernel" --initrd "$GUEST/initrd" \
+    "$tine" start --json "$@" --kernel "$GUEST/kernel" --initrd "$GUEST/initrd" \
         --cmdline "$(cat "$GUEST/cmdline")" --memory 128 >/tmp/started || return
     cat /tmp/started
     id=$(json_ids </tmp/started | head -n 1)
