@@ -164,3 +164,51 @@ lock_take() {
         flock "$fd"
     fi
 }
+
+# pinned NAME COMMAND...: what COMMAND printed the first time it was asked; asks again if $update is 1.
+pinned() {
+    local file=$TINE_CACHE/versions/$1 value
+    shift
+    if [ "${update:-0}" = 0 ] && [ -s "$file" ]; then
+        cat "$file"
+        return
+    fi
+    value=$("$@") || return 1
+    mkdir -p "$TINE_CACHE/versions"
+    printf '%s\n' "$value" >"$file.$$"
+    mv "$file.$$" "$file"
+    printf '%s\n' "$value"
+}
+
+# publish WORK FINAL: the only way into the cache. Contents reach the disk before the name does.
+publish() {
+    chmod 755 "$1"
+    sync -f "$1"
+    if ! mv -T "$1" "$2" 2>/dev/null; then
+        [ -d "$2" ] || die "cannot rename $1 to $2"
+        rm -rf "$1"
+    fi
+}
+
+# work_folder NAME: a fresh folder beside the final ones, removed when this script ends early.
+work_folder() {
+    # What a kill -9 left behind long ago.
+    find "$TINE_CACHE" -maxdepth 1 -name '.work-*' -mmin +720 -exec rm -rf {} +
+    work=$(mktemp -d "$TINE_CACHE/.work-$1.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+}
+
+# cloud_kernel: "NAME VERSION" of the kernel package that Debian's meta package stands for, as settled
+# the first time.
+cloud_kernel() {
+    pinned linux-image-cloud-amd64 cloud_kernel_resolve
+}
+
+cloud_kernel_resolve() {
+    local name
+    package_version linux-image-cloud-amd64 >/dev/null || return 1
+    name=$(apt-cache depends linux-image-cloud-amd64 |
+        sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1)
+    [ -n "$name" ] || return 1
+    printf '%s %s\n' "$name" "$(package_version "$name")"
+}
