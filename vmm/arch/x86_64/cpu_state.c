@@ -9,6 +9,7 @@
  */
 #include <errno.h>
 #include <linux/kvm.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -273,6 +274,36 @@ static int restore_tsc_khz(struct vcpu *v, const struct state_node *n, struct er
     return 0;
 }
 
+static int set_msrs(struct vcpu *v, struct kvm_msrs *m, struct err *e)
+{
+    int done = ioctl(v->fd, KVM_SET_MSRS, m);
+    if (done < 0)
+        return err_sys(e, "KVM_SET_MSRS");
+    if ((uint32_t)done < m->nmsrs) /* a partly applied list is no success */
+        return err_set(e, ERR_MISMATCH, 0, "KVM_SET_MSRS stopped at MSR 0x%x, value 0x%llx",
+                       m->entries[done].index, (unsigned long long)m->entries[done].data);
+    return 0;
+}
+
+/*
+ * A deadline is a distance from now. Where the TSC took the saved value the two are the same; a KVM
+ * whose guests see the host's TSC ignores it, and the saved deadline would lie in the past of every
+ * restored machine: it would begin with a timer interrupt (on a KVM that interprets the kernel, 7 ms
+ * before anything else runs), or after a reboot of the host so far ahead that none ever came.
+ */
+static int restore_deadline(struct vcpu *v, uint64_t saved_tsc, uint64_t deadline, struct err *e)
+{
+    struct {
+        struct kvm_msrs head;
+        struct kvm_msr_entry entry;
+    } m = {.head.nmsrs = 1, .entry.index = MSR_TSC};
+    if (deadline != 0 && ioctl(v->fd, KVM_GET_MSRS, &m) != 1)
+        return err_sys(e, "KVM_GET_MSRS of the TSC");
+    m.entry.index = MSR_TSC_DEADLINE;
+    m.entry.data = deadline != 0 ? deadline + (m.entry.data - saved_tsc) : 0;
+    return set_msrs(v, &m.head, e);
+}
+
 static int restore_msrs(struct vcpu *v, const struct state_node *n, struct err *e)
 {
     const void *p;
@@ -288,12 +319,14 @@ static int restore_msrs(struct vcpu *v, const struct state_node *n, struct err *
         return err_set(e, ERR_HOST, ENOMEM, "MSR list");
     m->nmsrs = (uint32_t)(len / one);
     memcpy(m->entries, p, len);
-    int done = ioctl(v->fd, KVM_SET_MSRS, m);
-    if (done < 0)
-        rc = err_sys(e, "KVM_SET_MSRS");
-    else if ((uint32_t)done < m->nmsrs) /* a partly applied list is no success */
-        rc = err_set(e, ERR_MISMATCH, 0, "KVM_SET_MSRS stopped at MSR 0x%x, value 0x%llx",
-                     m->entries[done].index, (unsigned long long)m->entries[done].data);
+    /* order_msrs put the two at the ends; one without the other is restored as it is. */
+    bool split = m->nmsrs >= 2 && m->entries[0].index == MSR_TSC &&
+                 m->entries[m->nmsrs - 1].index == MSR_TSC_DEADLINE;
+    if (split)
+        m->nmsrs--;
+    rc = set_msrs(v, m, e);
+    if (rc == 0 && split)
+        rc = restore_deadline(v, m->entries[0].data, m->entries[m->nmsrs].data, e);
     free(m);
     return rc;
 }
