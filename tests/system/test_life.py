@@ -207,23 +207,41 @@ def H4_a_signal_while_a_command_runs_in_it(place):
         (place.state / f"m.{name}").unlink()
 
 
+def end_from_inside(place, image, command):
+    """The exit status of a VMM whose guest runs `command`."""
+    vmm = place.vmm("--restore", image, "--vsock", place.root / "vm.vsock")
+    place.control().call("wait", **{"for": "ready", "timeout_ms": 30000})
+    place.state.mkdir(mode=0o700, exist_ok=True)
+    for name in ("sock", "vsock"):
+        (place.state / f"m.{name}").symlink_to(place.root / f"vm.{name}")
+    try:
+        place.tine("exec", "m", "--timeout", "20", "--", "sh", "-c", command, check=False)
+        vmm.wait(timeout=30 * patience())
+        return vmm.returncode
+    finally:
+        for name in ("sock", "vsock"):
+            (place.state / f"m.{name}").unlink()
+
+
 @test
 def H5_each_end_has_its_own_status(place):
     image = place.default_image()
-    ends = {"poweroff -f": 0, "reboot -f": 3,
-            "echo 1 >/proc/sys/kernel/sysrq; echo c >/proc/sysrq-trigger": 4}
-    for command, status in ends.items():
-        vmm = place.vmm("--restore", image, "--vsock", place.root / "vm.vsock")
-        place.control().call("wait", **{"for": "ready", "timeout_ms": 30000})
-        place.state.mkdir(mode=0o700, exist_ok=True)
-        for name in ("sock", "vsock"):
-            (place.state / f"m.{name}").symlink_to(place.root / f"vm.{name}")
-        place.tine("exec", "m", "--timeout", "20", "--", "sh", "-c", command, check=False)
-        vmm.wait(timeout=30)
-        for name in ("sock", "vsock"):
-            (place.state / f"m.{name}").unlink()
-        assert vmm.returncode == status, \
-            f"{command}: status {vmm.returncode}, expected {status}: {vmm.stderr.read()}"
+    for command, status in {"poweroff -f": 0, "reboot -f": 3, "halt -f": 7}.items():
+        found = end_from_inside(place, image, command)
+        assert found == status, f"{command}: status {found}, expected {status}"
+
+
+@test
+def H5_a_panic_has_its_own_status(place):
+    image = place.default_image()
+    guests = [g for g in image.parent.glob("guest-*") if image.name.startswith(f"image-{g.name}-")]
+    if not guests:
+        raise Skip(f"the guest that {image} was made from is elsewhere")
+    cmdline = (guests[0] / "cmdline").read_text(encoding="utf-8").strip()
+    vmm = place.vmm("--kernel", guests[0] / "kernel", "--initrd", guests[0] / "initrd", "--memory", "64",
+                    "--cmdline", f"{cmdline} rdinit=/none")
+    vmm.wait(timeout=120 * patience())
+    assert vmm.returncode == 4, f"status {vmm.returncode}: {vmm.stderr.read().decode()}"
 
 
 @test
