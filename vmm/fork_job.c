@@ -17,6 +17,8 @@
 #include "vmm/fork_report.h"
 #include "vmm/machine.h"
 
+#define NAME_TRIES_MAX 4096
+
 /* "<folder of the parent's socket>/<id><suffix>" */
 static char *beside(const char *parent_path, const char *id, const char *suffix)
 {
@@ -41,8 +43,8 @@ static int name_child(struct fork_job *job, unsigned i, const struct control_for
         c->vsock_path = beside(m->bind.control_path, c->id, ".vsock");
     }
     if (n < 0 || (size_t)n >= sizeof c->id)
-        return err_set(e, ERR_LIMIT, 0, "child name %s-%u is longer than %d bytes", m->bind.id, i + 1,
-                       SPEC_ID_MAX);
+        return err_set(e, ERR_LIMIT, 0, "child name %s-%u is longer than %d bytes", m->bind.id,
+                       i + 1, SPEC_ID_MAX);
     if (c->control_path == NULL || c->vsock_path == NULL)
         return err_set(e, ERR_HOST, ENOMEM, "paths of child %s", c->id);
     const char *base = p->host_name != NULL ? p->host_name : c->id;
@@ -66,6 +68,32 @@ static int bind_child(struct fork_child *c, struct err *e)
     return 0;
 }
 
+/* A path that sock_listen refused because somebody lives there is not ours to remove. */
+static void unlink_ours(const char *path, bool bound)
+{
+    if (path != NULL && bound)
+        (void)unlink(path); /* its child may have done so itself */
+}
+
+/* A derived name may still be that of a child of an earlier machine of our name: take the next. */
+static int place_child(struct fork_job *job, unsigned i, const struct control_fork *p,
+                       struct err *e)
+{
+    struct fork_child *c = &job->children[i];
+    for (unsigned tries = 0;; tries++) {
+        int rc = name_child(job, i, p, e);
+        if (rc == 0)
+            rc = bind_child(c, e);
+        if (rc != -EADDRINUSE || p->children != NULL || tries == NAME_TRIES_MAX)
+            return rc;
+        unlink_ours(c->control_path, c->control_listener >= 0);
+        fd_close(&c->control_listener);
+        free(c->control_path);
+        free(c->vsock_path);
+        c->control_path = c->vsock_path = NULL;
+    }
+}
+
 int fork_job_create(struct fork_job **out, struct machine *m, const struct control_fork *p,
                     struct control_request *req, struct err *e)
 {
@@ -85,24 +113,14 @@ int fork_job_create(struct fork_job **out, struct machine *m, const struct contr
     for (unsigned i = 0; i < p->count; i++)
         job->children[i].control_listener = job->children[i].vsock_listener = -1;
     int rc = 0;
-    for (unsigned i = 0; rc == 0 && i < p->count; i++) {
-        rc = name_child(job, i, p, e);
-        if (rc == 0)
-            rc = bind_child(&job->children[i], e);
-    }
+    for (unsigned i = 0; rc == 0 && i < p->count; i++)
+        rc = place_child(job, i, p, e);
     if (rc < 0) {
         fork_job_free(job, false);
         return err_wrap(e, rc, "fork %s", m->bind.id);
     }
     *out = job;
     return 0;
-}
-
-/* A path that sock_listen refused because somebody lives there is not ours to remove. */
-static void unlink_ours(const char *path, bool bound)
-{
-    if (path != NULL && bound)
-        (void)unlink(path); /* its child may have done so itself */
 }
 
 void fork_job_free(struct fork_job *job, bool up)
@@ -143,10 +161,10 @@ json_t *fork_answer_json(const struct fork_job *job)
     json_t *children = json_array();
     for (unsigned i = 0; i < job->count; i++) {
         const struct fork_child *c = &job->children[i];
-        (void)json_array_append_new(
-            children, json_pack("{s:s, s:i, s:s, s:s, s:o}", "id", c->id, "pid", c->pid, "control",
-                                c->control_path, "vsock", c->vsock_path, "timings",
-                                phases_json(&c->phases)));
+        (void)json_array_append_new(children,
+                                    json_pack("{s:s, s:i, s:s, s:s, s:o}", "id", c->id, "pid",
+                                              c->pid, "control", c->control_path, "vsock",
+                                              c->vsock_path, "timings", phases_json(&c->phases)));
     }
     return json_pack("{s:o, s:o}", "children", children, "timings", phases_json(&job->phases));
 }

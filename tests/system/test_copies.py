@@ -67,6 +67,17 @@ def fork_cuts_all_children_in_one_pause_and_tells_the_times(place):
 
 
 @test
+def a_new_machine_of_an_old_name_is_not_taken_for_the_parent(place):
+    place.bare("a")
+    assert [c["id"] for c in place.json("fork", "a")["children"]] == ["a-1"]
+    place.tine("kill", "a")
+    place.bare("a")
+    assert [c["id"] for c in place.json("fork", "-n", 2, "a")["children"]] == ["a-2", "a-3"]
+    tree = {n["id"]: [c["id"] for c in n["children"]] for n in place.json("tree")["machines"]}
+    assert tree == {"a": ["a-2", "a-3"], "a-1": []}, tree
+
+
+@test
 def snapshot_and_restore_keep_what_was_written(place):
     place.linux("a")
     place.tine("exec", "a", "--", "sh", "-c", "echo kept >/tmp/f")

@@ -187,15 +187,29 @@ struct drawing {
     const char *branch, *last, *bar, *gap;
 };
 
-static bool is_child_of(const struct row *row, const char *id)
+/*
+ * Both sides must say so: a new machine may have taken the name of a dead parent. Of a parent that
+ * does not answer, the child's word is enough.
+ */
+static bool is_child_of(const struct row *child, const struct row *parent)
 {
-    return strcmp(word(row, "parent", ""), id) == 0 && strcmp(row->id, id) != 0;
+    size_t i;
+    const json_t *known;
+    if (strcmp(word(child, "parent", ""), parent->id) != 0 || child == parent)
+        return false;
+    json_array_foreach(json_object_get(parent->status, "children"), i, known)
+    {
+        const char *id = json_string_value(json_object_get(known, "id"));
+        if (id != NULL && strcmp(id, child->id) == 0)
+            return true;
+    }
+    return parent->status == NULL;
 }
 
-static bool is_known(const struct rows *r, const char *id)
+static bool has_parent(const struct rows *r, const struct row *child)
 {
     for (size_t i = 0; i < r->count; i++) {
-        if (strcmp(r->row[i].id, id) == 0)
+        if (is_child_of(child, &r->row[i]))
             return true;
     }
     return false;
@@ -220,11 +234,11 @@ static void draw(const struct drawing *d, struct row *row, const char *prefix)
 {
     size_t left = 0;
     for (size_t i = 0; i < d->rows->count; i++)
-        left += !d->rows->row[i].printed && is_child_of(&d->rows->row[i], row->id);
+        left += !d->rows->row[i].printed && is_child_of(&d->rows->row[i], row);
     for (size_t i = 0; i < d->rows->count && left > 0; i++) {
         struct row *child = &d->rows->row[i];
         char deeper[1024];
-        if (child->printed || !is_child_of(child, row->id))
+        if (child->printed || !is_child_of(child, row))
             continue;
         left--;
         child->printed = true;
@@ -241,7 +255,7 @@ static json_t *tree_json(const struct rows *r, struct row *row)
     row->printed = true;
     for (size_t i = 0; i < r->count; i++) {
         struct row *child = &r->row[i];
-        if (!child->printed && is_child_of(child, row->id))
+        if (!child->printed && is_child_of(child, row))
             (void)json_array_append_new(children, tree_json(r, child));
     }
     return json_pack("{s:s, s:s?, s:s?, s:o}", "id", row->id, "state", word(row, "state", NULL),
@@ -261,7 +275,7 @@ static int print_tree(const struct cli *c, struct rows *rows)
     for (int pass = 0; pass < 2; pass++) {
         for (size_t i = 0; i < rows->count; i++) {
             struct row *row = &rows->row[i];
-            if (row->printed || (pass == 0 && is_known(rows, word(row, "parent", ""))))
+            if (row->printed || (pass == 0 && has_parent(rows, row)))
                 continue;
             if (c->json) {
                 (void)json_array_append_new(list, tree_json(rows, row));
