@@ -12,6 +12,7 @@
 
 #include "vmm/arch/arch.h"
 #include "vmm/arch/x86_64/boot.h"
+#include "vmm/arch/x86_64/boot_layout.h"
 #include "vmm/arch/x86_64/cpu.h"
 #include "vmm/core/err.h"
 #include "vmm/core/kvm.h"
@@ -100,7 +101,7 @@ int arch_vcpu_enter(struct vcpu *v, const struct boot_entry *at, struct err *e)
     s.cs = flat_segment(at->cs, 0xb, true);
     s.ds = s.es = s.fs = s.gs = s.ss = flat_segment(at->ds, 0x3, false);
     s.tr = (struct kvm_segment){
-        .limit = 0x67, .selector = at->tss, .type = 0xb, .present = 1};
+        .base = BOOT_TSS, .limit = 0x67, .selector = at->tss, .type = 0xb, .present = 1};
     s.gdt.base = at->gdt_base;
     s.gdt.limit = at->gdt_limit;
     s.idt.base = 0;
