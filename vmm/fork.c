@@ -165,8 +165,9 @@ static void answer(struct fork_job *job)
         }
         struct err e = job->first_error;
         (void)err_wrap(&e, 0, "fork %s", m->bind.id);
-        control_fail(job->req, &e);
-        fork_job_free(job, false);
+        struct control_request *req = job->req;
+        fork_job_free(job, false); /* before the answer: who gets it finds nothing left */
+        control_fail(req, &e);
         return;
     }
     job->phases.total_ns = clock_mono_ns() - job->begin_ns;

@@ -1,9 +1,12 @@
 """A real Linux in the machine: its copies know that they are copies, and go on."""
+import os
 import random
+import signal
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from harness import RpcError, wait_until
+from harness import RpcError, Skip, call, wait_until
 
 PROOF = ("read h </proc/sys/kernel/hostname; read u </proc/sys/kernel/random/uuid; "
          "read m </etc/machine-id; echo $h >/tmp/mine; read f </tmp/mine; "
@@ -76,8 +79,6 @@ def test_E1_old_connections_of_a_copy_end_and_new_ones_work(t):
     machine = t.linux("a")
     sleeper = ["sh", "-c", "echo begun; exec sleep 1000"]
     kept, _ = machine.connect(1024)
-    import subprocess
-    import os
     talk = subprocess.Popen([t.tine, "exec", "a", "--", *sleeper], stdout=subprocess.PIPE,
                             env=dict(os.environ, TINE_STATE=str(t.dir)))
     t.processes.append(talk)
@@ -173,3 +174,35 @@ def test_H5_linux_powers_off_reboots_and_panics_with_their_own_statuses(t):
             continue
         machine.run(*command, limit_s=300)
         assert machine.wait_exit(300) == status, f"{command}: {machine.log_text()}"
+
+
+def test_a_fork_of_which_one_child_dies_is_undone_as_a_whole(t):
+    machine = t.linux("a")
+    victims = []
+
+    def kill_one():
+        child = wait_until("the second child", lambda: next(iter(t.dir.glob("a-2.sock")), None))
+        pid = wait_until("its process", lambda: renewing_pid(child))
+        victims.append(pid)
+        os.kill(pid, signal.SIGKILL)
+    with ThreadPoolExecutor(1) as pool:
+        killer = pool.submit(kill_one)
+        try:
+            machine.fork(3)
+        except RpcError as why:
+            assert "a-2" in str(why), why
+        else:
+            killer.result()
+            raise Skip("the children were ready before one of them could be killed")
+        killer.result()
+    wait_until("sockets of the children are gone", lambda: len(list(t.dir.glob("a-*.*sock"))) == 0, 10)
+    assert machine.output("echo", "on") == "on\n"
+    children, _ = machine.fork(2)
+    assert [child.output("echo", "on") for child in children] == ["on\n", "on\n"]
+
+
+def renewing_pid(control):
+    try:
+        return call(control, "status")["pid"]
+    except (OSError, AssertionError):
+        return None
