@@ -45,11 +45,14 @@ def patience():
 
 
 def is_alive(pid):
-    """A zombie is nobody: its parent has only not asked yet."""
+    """False once all its threads have ended: the last one closes the files. A zombie is nobody."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+            if stat.read_text().rsplit(")", 1)[1].split()[0] not in "ZX":
+                return True
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        pass
+    return False
 
 
 class Programs:

@@ -201,8 +201,9 @@ static int start(const struct machines *m, struct request *r, struct launched *l
         rc = check_image(r, e);
     else if (r->spec.kernel == NULL)
         rc = use_default_guest(m, r, e);
-    if (rc == 0)
-        rc = launch(m, &r->spec, l, e);
+    if (rc < 0)
+        return rc;
+    rc = launch(m, &r->spec, l, e);
     if (rc < 0)
         return err_wrap(e, rc, "%s", r->id);
     if (r->no_wait)

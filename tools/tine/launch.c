@@ -206,6 +206,24 @@ static void last_line(const struct launched *l, char out[512])
     (void)snprintf(out, 512, "%s", line);
 }
 
+/* Without what the one who prints it says anyway: "internal: boot ID: …" */
+static const char *without_prefixes(const struct launched *l, const char *line, int code)
+{
+    static const char *const doing[] = {"boot ", "restore "};
+    const char *word = code == 2 ? end_reason_name(END_USAGE) : end_reason_name(END_INTERNAL);
+    size_t len = strlen(word);
+    if (strncmp(line, word, len) == 0 && strncmp(line + len, ": ", 2) == 0)
+        line += len + 2;
+    for (size_t i = 0; i < ARRAY_SIZE(doing); i++) {
+        len = strlen(doing[i]);
+        size_t id_len = strlen(l->id);
+        if (strncmp(line, doing[i], len) == 0 && strncmp(line + len, l->id, id_len) == 0 &&
+            strncmp(line + len + id_len, ": ", 2) == 0)
+            return line + len + id_len + 2;
+    }
+    return line;
+}
+
 /* The VMM is gone: says why. */
 static int dead(struct launched *l, struct err *e)
 {
@@ -221,7 +239,8 @@ static int dead(struct launched *l, struct err *e)
     int code = WEXITSTATUS(status);
     const char *text = exit_status_text(code);
     if (code <= 2 && line[0] != '\0')
-        return err_set(e, code == 2 ? ERR_USAGE : ERR_HOST, 0, "%s", line);
+        return err_set(e, code == 2 ? ERR_USAGE : ERR_HOST, 0, "%s",
+                       without_prefixes(l, line, code));
     return err_set(e, ERR_GUEST, 0, "the machine ended (status %d, %s)%s%s", code,
                    text != NULL ? text : "powered off or stopped", sep, line);
 }

@@ -154,7 +154,7 @@ int machines_check_new(const struct machines *m, const char *id, const uint32_t 
         return rc;
     struct stat st;
     if (lstat(path, &st) == 0 && S_ISSOCK(st.st_mode) && !sock_is_stale(path))
-        return err_set(e, ERR_USAGE, EADDRINUSE,
+        return err_set(e, ERR_USAGE, 0,
                        "machine %s is running already (%s): choose another name or tine kill it",
                        id, path);
     return 0;
