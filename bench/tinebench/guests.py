@@ -36,7 +36,8 @@ def lean(source, build, folder):
     recipe = os.path.join(source, "guest", "linux", "build")
     if not os.path.exists(recipe):
         raise NotHere("guest/linux/build is not there")
-    built = subprocess.run([recipe, "lean"], stdout=subprocess.PIPE, text=True, check=False)
+    built = subprocess.run([recipe, "lean"], stdout=subprocess.PIPE, text=True, check=False,
+                           env={**os.environ, "BUILD": build})
     if built.returncode:
         raise NotHere(f"guest/linux/build lean failed with status {built.returncode}")
     made = built.stdout.splitlines()[-1]
