@@ -198,17 +198,16 @@ work_folder() {
     trap 'rm -rf "$work"' EXIT
 }
 
-# cloud_kernel: "NAME VERSION" of the kernel package that Debian's meta package stands for, as settled
-# the first time.
-cloud_kernel() {
-    pinned linux-image-cloud-amd64 cloud_kernel_resolve
+# debian_kernel META: "NAME VERSION" of the kernel package that Debian's META package stands for, as
+# settled the first time.
+debian_kernel() {
+    pinned "$1" debian_kernel_resolve "$1"
 }
 
-cloud_kernel_resolve() {
+debian_kernel_resolve() {
     local name
-    package_version linux-image-cloud-amd64 >/dev/null || return 1
-    name=$(apt-cache depends linux-image-cloud-amd64 |
-        sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1)
+    package_version "$1" >/dev/null || return 1
+    name=$(apt-cache depends "$1" | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1)
     [ -n "$name" ] || return 1
     printf '%s %s\n' "$name" "$(package_version "$name")"
 }

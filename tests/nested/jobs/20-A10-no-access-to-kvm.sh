@@ -6,7 +6,6 @@ if [ "${1:-}" != inside ]; then
     exec unshare -m sh "$0" inside
 fi
 . "$JOB/jobs/lib.sh"
-need "$vmm" "$GUEST/kernel"
 
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 dev /dev

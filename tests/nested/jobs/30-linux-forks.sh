@@ -2,7 +2,6 @@
 # Debian's stock kernel goes boot -> exec -> snapshot -> restore -> exec -> fork 4 -> exec in each ->
 # fork of a fork -> exec, and every copy is a machine of its own while the one it came from goes on.
 . "$JOB/jobs/lib.sh"
-need "$tine" "$vmm" "$GUEST/kernel"
 
 machine_exec()
 {

@@ -3,7 +3,6 @@
 # and forked: it and every copy finish with the same value, whoever waits for it in the parent over an
 # open connection is answered, and no kernel complains of time that stood still.
 . "$JOB/jobs/lib.sh"
-need "$tine" "$vmm" "$GUEST/kernel"
 
 work='BEGIN { x = 0.5; for (i = 0; i < 200000; i++) { x = 3.9 * x * (1 - x); y += x }
       printf "%.12f %.9f\n", x, y }'

@@ -2,7 +2,6 @@
 # H5: a guest that ends itself ends its VMM, each way with its own reason and exit status: poweroff,
 # reboot, halt and panic of stock Linux. A panic is never a success.
 . "$JOB/jobs/lib.sh"
-need "$tine" "$vmm" "$GUEST/kernel"
 mkdir -p -m 700 "$TINE_STATE"
 
 # ending NAME STATUS EXTRA CMD...: boots with EXTRA on the command line, runs the command in the guest,

@@ -2,7 +2,6 @@
 # smp: 2
 # A machine of two vCPUs with a worker on each: in a fork and in a restored copy both workers go on.
 . "$JOB/jobs/lib.sh"
-need "$tine" "$vmm" "$GUEST/kernel"
 
 step "boot"
 start_stock --cpus 2 || fail "start: status $?"

@@ -41,14 +41,6 @@ step()
     echo "[$(cut -d' ' -f1 /proc/uptime)] $*"
 }
 
-# need FILE...: what this job cannot do without.
-need()
-{
-    for file in "$@"; do
-        [ -e "$file" ] || skip "the build has no ${file#"$JOB"/}"
-    done
-}
-
 # expect WHAT WANT CMD...: the command succeeds and prints WANT (trailing newlines aside).
 expect()
 {
