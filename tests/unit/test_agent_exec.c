@@ -128,6 +128,41 @@ static void number_of_arguments_at_the_limit(void **state)
     free(argv);
 }
 
+static void environment_at_the_limit(void **state)
+{
+    const char **env = calloc(WIRE_ENVC_MAX + 2, sizeof *env);
+    for (size_t i = 0; i < WIRE_ENVC_MAX; i++)
+        env[i] = "A=1";
+    const char *const argv[] = {"sh", "-c", "cat /proc/self/environ | tr '\\0' '\\n' | wc -l",
+                                NULL};
+    struct ran r = agent_run(&fx, (struct exec_request){.env = env}, argv, NULL, 0);
+    assert_int_equal(r.result.outcome, EXEC_EXITED);
+    assert_true(r.out.len >= 2);
+    ran_free(&r);
+    env[WIRE_ENVC_MAX] = "A=1";
+    r = agent_run(&fx, (struct exec_request){.env = env}, argv, NULL, 0);
+    assert_int_equal(r.rc, -E2BIG);
+    ran_free(&r);
+    free(env);
+}
+
+static void tunables_come_from_the_agent_unless_asked(void **state)
+{
+    struct fixture own;
+    assert_int_equal(setenv("GLIBC_TUNABLES", "glibc.malloc.check=0", 1), 0);
+    fixture_start(&own, false);
+    assert_int_equal(unsetenv("GLIBC_TUNABLES"), 0);
+    const char *const argv[] = {"sh", "-c", "echo $GLIBC_TUNABLES", NULL};
+    const char *const env[] = {"GLIBC_TUNABLES=glibc.malloc.perturb=0", NULL};
+    struct ran r = agent_run(&own, (struct exec_request){.env = NULL}, argv, NULL, 0);
+    assert_text(&r.out, "glibc.malloc.check=0\n");
+    ran_free(&r);
+    r = agent_run(&own, (struct exec_request){.env = env}, argv, NULL, 0);
+    assert_text(&r.out, "glibc.malloc.perturb=0\n");
+    ran_free(&r);
+    fixture_stop(&own);
+}
+
 /* G3: code and signal told apart, start failures are their own. */
 static void G3_statuses(void **state)
 {
@@ -380,6 +415,8 @@ int main(void)
         T(environment_is_what_was_asked),
         T(A8_long_arguments),
         T(number_of_arguments_at_the_limit),
+        T(environment_at_the_limit),
+        T(tunables_come_from_the_agent_unless_asked),
         T(G3_statuses),
         T(G3_start_failures),
         T(identity_is_taken_on),
