@@ -1,8 +1,9 @@
 /*
  * control: the connection to the VMM (docs/agent-protocol.md 1), on the loop thread.
  *
- * It is always either up, being made, or due to be tried again. It breaks in a copy whose VMM resets
- * all connections, and then must be back fast: a connection that had been up is made anew at once.
+ * It is always either up, being made, or due to be tried again. It breaks in a copy whose VMM
+ * resets all connections, and then must be back fast: a connection that had been up is made anew at
+ * once.
  */
 #include "guest/agent/agent.h"
 

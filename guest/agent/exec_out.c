@@ -38,8 +38,8 @@ void exec_put_text(struct exec *x, uint32_t type, const uint32_t *words, size_t 
 static bool tx_flush(struct agent *a, struct exec *x)
 {
     while (x->tx_off < x->tx_len) {
-        ssize_t n = send(x->conn, x->tx + x->tx_off, x->tx_len - x->tx_off,
-                         MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t n =
+            send(x->conn, x->tx + x->tx_off, x->tx_len - x->tx_off, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EAGAIN)
             return false;
         if (n < 0) {

@@ -83,9 +83,8 @@ static int listen_vsock(void)
     int fd = socket(AF_VSOCK, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -errno;
-    struct sockaddr_vm addr = {.svm_family = AF_VSOCK,
-                               .svm_port = WIRE_VSOCK_EXEC_PORT,
-                               .svm_cid = VMADDR_CID_ANY};
+    struct sockaddr_vm addr = {
+        .svm_family = AF_VSOCK, .svm_port = WIRE_VSOCK_EXEC_PORT, .svm_cid = VMADDR_CID_ANY};
     if (bind(fd, (struct sockaddr *)&addr, sizeof addr) == 0 && listen(fd, EXEC_MAX) == 0)
         return fd;
     int rc = -errno;

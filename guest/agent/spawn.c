@@ -217,8 +217,8 @@ static int ends_adopt(struct agent *a, struct exec *x, struct ends *e)
     static const uint32_t events = EPOLLIN | EPOLLET;
     x->in_fd = e->ours[0];
     for (int i = 0; i < 2; i++) {
-        x->out[i] = (struct stream){.fd = e->ours[i + 1],
-                                    .type = i == 0 ? WIRE_STDOUT : WIRE_STDERR};
+        x->out[i] =
+            (struct stream){.fd = e->ours[i + 1], .type = i == 0 ? WIRE_STDOUT : WIRE_STDERR};
         if (x->out[i].fd < 0)
             continue;
         int rc = loop_watch(a, EPOLL_CTL_ADD, x->out[i].fd, events,
@@ -234,8 +234,8 @@ static int ends_open(const struct wire_exec *req, struct ends *e, uint32_t *what
     bool pty = (req->flags & WIRE_EXEC_PTY) != 0;
     *e = (struct ends){.ours = {-1, -1, -1}, .theirs = {-1, -1, -1}};
     *what = pty ? WIRE_FAILED_PTY : WIRE_FAILED_RESOURCES;
-    int error = pty ? ends_open_pty(req, e)
-                    : ends_open_pipes((req->flags & WIRE_EXEC_STDIN) != 0, e);
+    int error =
+        pty ? ends_open_pty(req, e) : ends_open_pipes((req->flags & WIRE_EXEC_STDIN) != 0, e);
     if (error != 0) {
         ends_close(e->theirs);
         ends_close(e->ours);
@@ -251,7 +251,9 @@ int exec_spawn(struct agent *a, struct exec *x, const struct wire_exec *req, con
     if (error != 0)
         return error;
     struct launch l = {
-        .cwd = cwd[0] != 0 && strcmp(cwd, "/") != 0 ? cwd : a->is_guest ? NULL : "/",
+        .cwd = cwd[0] != 0 && strcmp(cwd, "/") != 0 ? cwd
+               : a->is_guest                        ? NULL
+                                                    : "/",
         .fds = {e.theirs[0] >= 0 ? e.theirs[0] : a->null_fd, e.theirs[1], e.theirs[2]},
         .pty = (req->flags & WIRE_EXEC_PTY) != 0,
         .identity = (req->flags & WIRE_EXEC_IDENTITY) != 0,

@@ -283,8 +283,8 @@ static inline int wire_renew_encode(const struct wire_renew *r, uint8_t *out, si
 /* What a machine may be called (docs/protocol.md), and capitals. */
 static inline bool wire_hostname_char_ok(char c)
 {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-           c == '-' || c == '.' || c == '_';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '.' || c == '_';
 }
 
 /* -EPROTO: wrong length; -EINVAL: host name or machine id that is not allowed. */

@@ -27,8 +27,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct exec_capture out = {.cap_bytes = CAP_BYTES}, err = {.cap_bytes = CAP_BYTES};
     const char *const argv[] = {"true", NULL};
     struct exec_request request = {.argv = argv};
-    struct exec_io io = {.stdin_fd = -1, .stdout_fd = -1, .stderr_fd = -1, .signal_fd = -1,
-                         .winsize_fd = -1, .capture_stdout = &out, .capture_stderr = &err};
+    struct exec_io io = {.stdin_fd = -1,
+                         .stdout_fd = -1,
+                         .stderr_fd = -1,
+                         .signal_fd = -1,
+                         .winsize_fd = -1,
+                         .capture_stdout = &out,
+                         .capture_stderr = &err};
     struct exec_result r = {.pid = 77};
     struct err e = {0};
     int rc = exec_client_run(pair[0], &request, &io, &r, &e);

@@ -1,7 +1,7 @@
 /*
- * Fuzz target of the agent's side of an exec connection: any bytes as what the client sends, through
- * exec_in.c. Starting and ending a program are replaced: the start checks that what would be handed
- * to execve lies within the request, the end just closes. Seeds: seeds/agent_exec.
+ * Fuzz target of the agent's side of an exec connection: any bytes as what the client sends,
+ * through exec_in.c. Starting and ending a program are replaced: the start checks that what would
+ * be handed to execve lies within the request, the end just closes. Seeds: seeds/agent_exec.
  */
 #include "guest/agent/agent.h"
 
@@ -23,8 +23,8 @@ int loop_watch(struct agent *a, int op, int fd, uint32_t events, enum source sou
     return 0;
 }
 
-int exec_spawn(struct agent *a, struct exec *slot, const struct wire_exec *request,
-               const char *cwd, uint32_t *what)
+int exec_spawn(struct agent *a, struct exec *slot, const struct wire_exec *request, const char *cwd,
+               uint32_t *what)
 {
     struct wire_exec walk = *request;
     size_t bytes = strlen(cwd) + 1;

@@ -48,8 +48,8 @@ static int teardown(void **state)
 static void renew_is_answered_with_its_generation(void **state)
 {
     int fd = control_accept();
-    struct wire_renew r = {.wall_clock_ns = 1, .machine_id = {1}, .hostname_len = 1,
-                           .hostname = "a"};
+    struct wire_renew r = {
+        .wall_clock_ns = 1, .machine_id = {1}, .hostname_len = 1, .hostname = "a"};
     for (uint8_t i = 1; i <= 3; i++) { /* again is as good as once */
         uint8_t frame[WIRE_HEADER_SIZE + WIRE_RENEW_SIZE], p[64];
         size_t len = 0;

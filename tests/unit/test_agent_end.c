@@ -73,8 +73,8 @@ static void G4_timeout_kills_all_descendants(void **state)
 
 static void kill_rest_leaves_no_background(void **state)
 {
-    struct ran r = run_limited("(setsid sleep 7183.02 &); echo out; exit 7", 0,
-                               WIRE_EXEC_KILL_REST);
+    struct ran r =
+        run_limited("(setsid sleep 7183.02 &); echo out; exit 7", 0, WIRE_EXEC_KILL_REST);
     assert_int_equal(r.result.outcome, EXEC_EXITED);
     assert_int_equal(r.result.exit.value, 7);
     assert_int_equal(r.out.len, 4);
@@ -102,8 +102,8 @@ static void G7_vanished_client(void **state)
     size_t fds = count_fds(fx.pid);
     for (int i = 0; i < 200; i++) {
         int fd = agent_connect(&fx);
-        (void)raw_start(fd, i % 4 == 3 ? "setsid sleep 7183.03 & exec sleep 7183.03"
-                                       : "exec sleep 7183.03", 0);
+        (void)raw_start(
+            fd, i % 4 == 3 ? "setsid sleep 7183.03 & exec sleep 7183.03" : "exec sleep 7183.03", 0);
         if (i % 4 == 1)
             assert_int_equal(shutdown(fd, SHUT_WR), 0);
         if (i % 4 == 2) /* output nobody takes */
@@ -111,8 +111,8 @@ static void G7_vanished_client(void **state)
         close(fd);
     }
     assert_true(processes_gone("7183.03"));
-    for (uint64_t end = mono_ms() + 5000;
-         count_fds(fx.pid) != fds || count_children(fx.pid) > 0; usleep(2000))
+    for (uint64_t end = mono_ms() + 5000; count_fds(fx.pid) != fds || count_children(fx.pid) > 0;
+         usleep(2000))
         assert_true(mono_ms() < end);
 }
 
@@ -182,8 +182,11 @@ static void client_passes_signals_on_behind_unread_stdin(void **state)
     close(pipe_fds[1]);
     const char *const argv[] = {"sleep", "7183.06", NULL};
     struct exec_request q = {.argv = argv};
-    struct exec_io io = {.stdin_fd = pipe_fds[0], .stdout_fd = -1, .stderr_fd = -1,
-                         .signal_fd = sfd, .winsize_fd = -1};
+    struct exec_io io = {.stdin_fd = pipe_fds[0],
+                         .stdout_fd = -1,
+                         .stderr_fd = -1,
+                         .signal_fd = sfd,
+                         .winsize_fd = -1};
     struct exec_result result;
     struct err e = {0};
     int conn = agent_connect(&fx);
@@ -242,8 +245,12 @@ static void malformed_first_frames(void **state)
     static const struct {
         const char *strings;
         size_t len;
-    } bad[] = {{"/\0a\0b\0E=1", 8},      {"/\0a\0b\0E=1\0x", 11}, {"/\0a\0b\0E\0", 8},
-               {"/\0a\0b\0=E\0", 9},     {"", 0},                 {"/\0a\0b\0E=1\0\0", 11},
+    } bad[] = {{"/\0a\0b\0E=1", 8},
+               {"/\0a\0b\0E=1\0x", 11},
+               {"/\0a\0b\0E\0", 8},
+               {"/\0a\0b\0=E\0", 9},
+               {"", 0},
+               {"/\0a\0b\0E=1\0\0", 11},
                {"no end anywhere", 15}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         int fd = agent_connect(&fx);
@@ -334,18 +341,12 @@ int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(G4_timeout_kills_all_descendants),
-        T(kill_rest_leaves_no_background),
-        T(G5_orphans_and_statuses),
-        T(G7_vanished_client),
-        T(vanished_while_output_waits),
-        T(half_sent_requests_and_silence_hold_nothing),
-        T(signals_reach_the_group),
-        T(client_passes_signals_on_behind_unread_stdin),
-        T(one_past_the_limit_is_refused),
-        T(malformed_first_frames),
-        T(malformed_later_frames_kill),
-        T(noise_does_no_harm),
+        T(G4_timeout_kills_all_descendants), T(kill_rest_leaves_no_background),
+        T(G5_orphans_and_statuses),          T(G7_vanished_client),
+        T(vanished_while_output_waits),      T(half_sent_requests_and_silence_hold_nothing),
+        T(signals_reach_the_group),          T(client_passes_signals_on_behind_unread_stdin),
+        T(one_past_the_limit_is_refused),    T(malformed_first_frames),
+        T(malformed_later_frames_kill),      T(noise_does_no_harm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

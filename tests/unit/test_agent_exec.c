@@ -66,9 +66,8 @@ static void environment_is_what_was_asked(void **state)
     const char *const argv[] = {"env", NULL};
     const char *const env[] = {"A=x loglevel=7 init=/bin/sh", "HOME=/elsewhere", "E=", NULL};
     struct ran r = agent_run(&fx, (struct exec_request){.env = env}, argv, NULL, 0);
-    assert_text(&r.out,
-                "A=x loglevel=7 init=/bin/sh\nHOME=/elsewhere\nE=\n"
-                "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n");
+    assert_text(&r.out, "A=x loglevel=7 init=/bin/sh\nHOME=/elsewhere\nE=\n"
+                        "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n");
     ran_free(&r);
     r = agent_run(&fx, (struct exec_request){.cwd = "/tmp"},
                   (const char *const[]){"/bin/pwd", NULL}, NULL, 0);
@@ -87,7 +86,8 @@ static void A8_long_arguments(void **state)
     assert_memory_equal(r.out.data, big, 100000);
     ran_free(&r);
     /* 9 x 100001 bytes, printf, %s, cwd, head; the rest of 1 MiB in one more argument. */
-    const char *argv[13] = {"printf", "%s", big, big, big, big, big, big, big, big, big, NULL, NULL};
+    const char *argv[13] = {"printf", "%s", big, big, big,  big, big,
+                            big,      big,  big, big, NULL, NULL};
     size_t rest = WIRE_EXEC_PAYLOAD_MAX - WIRE_EXEC_HEAD_SIZE - 1 - 7 - 3 - 9 * 100001 - 1;
     char *last = malloc(rest + 2);
     memset(last, 'b', rest + 1);
@@ -171,9 +171,12 @@ static void G3_statuses(void **state)
         enum exec_outcome outcome;
         uint32_t value;
         int status;
-    } cases[] = {{"kill -9 $$", EXEC_SIGNALED, 9, 137},  {"kill -15 $$", EXEC_SIGNALED, 15, 143},
-                 {"exit 9", EXEC_EXITED, 9, 9},          {"exit 137", EXEC_EXITED, 137, 137},
-                 {"exit 255", EXEC_EXITED, 255, 255},    {"kill -PIPE $$", EXEC_SIGNALED, 13, 141},
+    } cases[] = {{"kill -9 $$", EXEC_SIGNALED, 9, 137},
+                 {"kill -15 $$", EXEC_SIGNALED, 15, 143},
+                 {"exit 9", EXEC_EXITED, 9, 9},
+                 {"exit 137", EXEC_EXITED, 137, 137},
+                 {"exit 255", EXEC_EXITED, 255, 255},
+                 {"kill -PIPE $$", EXEC_SIGNALED, 13, 141},
                  {"trap '' TERM; kill -TERM $$; exit 4", EXEC_EXITED, 4, 4}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct ran r = agent_sh(&fx, cases[i].script);
@@ -239,8 +242,8 @@ static void child_gets_three_fds_and_default_signals(void **state)
                                  "/proc/self/status | cut -f2; umask");
     assert_true(r.out.len > 4);
     assert_memory_equal(r.out.data, "0 1 2", 5);
-    assert_non_null(memmem(r.out.data, r.out.len, "\n0000000000000000\n0000000000000000\n0022\n",
-                           40));
+    assert_non_null(
+        memmem(r.out.data, r.out.len, "\n0000000000000000\n0000000000000000\n0022\n", 40));
     ran_free(&r);
     r = agent_sh(&fx, "set -- $(cat /proc/self/stat); echo $(( $5 == $6 )); ps -o sid= -p $$");
     assert_memory_equal(r.out.data, "1\n", 2);
@@ -357,8 +360,10 @@ static void background_process_does_not_hold_the_exit_up(void **state)
 
 static void terminal_has_a_size_and_is_one_stream(void **state)
 {
-    const char *const argv[] = {"sh", "-c", "tty >/dev/null && stty size; echo e >&2; read x; "
-                                            "echo got=$x; exit 6", NULL};
+    const char *const argv[] = {"sh", "-c",
+                                "tty >/dev/null && stty size; echo e >&2; read x; "
+                                "echo got=$x; exit 6",
+                                NULL};
     struct exec_request q = {.flags = WIRE_EXEC_PTY, .rows = 33, .cols = 101};
     struct ran r = agent_run(&fx, q, argv, "hello\n", 6);
     assert_int_equal(r.rc, 0);
@@ -387,8 +392,11 @@ static void client_writes_to_fds_and_leaves_their_flags(void **state)
     assert_int_equal(pipe(pipe_fds), 0);
     const char *const argv[] = {"sh", "-c", "head -c 300000 /dev/zero; echo err >&2", NULL};
     struct exec_request q = {.argv = argv};
-    struct exec_io io = {.stdin_fd = -1, .stdout_fd = file, .stderr_fd = pipe_fds[1],
-                         .signal_fd = -1, .winsize_fd = -1};
+    struct exec_io io = {.stdin_fd = -1,
+                         .stdout_fd = file,
+                         .stderr_fd = pipe_fds[1],
+                         .signal_fd = -1,
+                         .winsize_fd = -1};
     struct exec_result result;
     struct err e = {0};
     int conn = agent_connect(&fx);

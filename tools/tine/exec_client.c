@@ -20,7 +20,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PIPE_WRITE_MAX 4096u /* PIPE_BUF: a pipe that polls writable takes this without blocking */
+#define PIPE_WRITE_MAX 4096u /* PIPE_BUF: a pipe that polls writable takes this without blocking   \
+                              */
 #define TX_SIZE (WIRE_EXEC_PAYLOAD_MAX + WIRE_HEADER_SIZE)
 #define RX_SIZE (WIRE_DATA_MAX + WIRE_HEADER_SIZE)
 #define CAPTURE_STEP_BYTES 65536u
@@ -100,8 +101,8 @@ static int request_encode(struct pump *p, const struct exec_request *r, struct e
 /* A write error is not the end: the agent may have said why before it closed. */
 static void conn_write(struct pump *p)
 {
-    ssize_t n = send(p->conn, p->tx + p->tx_off, p->tx_len - p->tx_off,
-                     MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t n =
+        send(p->conn, p->tx + p->tx_off, p->tx_len - p->tx_off, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (n < 0) {
@@ -320,14 +321,14 @@ static void poll_fill(const struct pump *p, struct pollfd fds[AT_COUNT])
 {
     bool reading = p->out_len == 0;
     short conn = (short)((reading ? POLLIN : 0) | (p->tx_len > 0 ? POLLOUT : 0));
-    bool take_stdin = p->stdin_open && p->started && p->tx_len == 0 && p->window > 0 &&
-                      !p->conn_write_dead;
+    bool take_stdin =
+        p->stdin_open && p->started && p->tx_len == 0 && p->window > 0 && !p->conn_write_dead;
     /* While output waits for its reader, only the end of the agent is of interest on conn. */
     fds[AT_CONN] = (struct pollfd){.fd = p->conn, .events = conn};
     fds[AT_STDIN] = (struct pollfd){.fd = take_stdin ? p->io->stdin_fd : -1, .events = POLLIN};
     fds[AT_OUT] = (struct pollfd){.fd = reading ? -1 : p->out_fd, .events = POLLOUT};
-    fds[AT_SIGNALS] = (struct pollfd){.fd = p->signals_open ? p->io->signal_fd : -1,
-                                        .events = POLLIN};
+    fds[AT_SIGNALS] =
+        (struct pollfd){.fd = p->signals_open ? p->io->signal_fd : -1, .events = POLLIN};
     if (!reading && conn == 0)
         fds[AT_CONN].fd = -1; /* a hang-up would make poll return at once, again and again */
 }

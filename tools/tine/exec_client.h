@@ -17,14 +17,14 @@ struct err;
 
 /* What to run. Strings and lists are the caller's and stay untouched. */
 struct exec_request {
-    const char *const *argv; /* NULL-terminated, at least one */
-    const char *const *env;  /* NULL-terminated NAME=value list, or NULL */
-    const char *cwd;         /* NULL: "/" */
-    uint32_t flags;          /* enum wire_exec_flags; STDIN is set by exec_client_run */
-    uint32_t timeout_ms;     /* 0: none */
-    uint16_t rows, cols;     /* with PTY */
+    const char *const *argv;   /* NULL-terminated, at least one */
+    const char *const *env;    /* NULL-terminated NAME=value list, or NULL */
+    const char *cwd;           /* NULL: "/" */
+    uint32_t flags;            /* enum wire_exec_flags; STDIN is set by exec_client_run */
+    uint32_t timeout_ms;       /* 0: none */
+    uint16_t rows, cols;       /* with PTY */
     uint64_t output_cap_bytes; /* for each stream, counted in the guest; 0: none */
-    uint32_t uid, gid;       /* with IDENTITY */
+    uint32_t uid, gid;         /* with IDENTITY */
 };
 
 /* Output kept in memory, up to cap_bytes; `data` is the caller's to free(). Starts zeroed. */
@@ -40,7 +40,7 @@ struct exec_io {
     int stdin_fd;  /* -1: the program gets end-of-file at once */
     int stdout_fd; /* -1: dropped, or captured */
     int stderr_fd;
-    int signal_fd; /* a signalfd whose signals are passed on, or -1; SIGWINCH becomes WINSIZE */
+    int signal_fd;  /* a signalfd whose signals are passed on, or -1; SIGWINCH becomes WINSIZE */
     int winsize_fd; /* the terminal whose size WINSIZE tells, or -1 */
     struct exec_capture *capture_stdout, *capture_stderr; /* NULL: to the fds */
 };
