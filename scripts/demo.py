@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,30 +65,24 @@ def boot(name):
     return status["timings"]["ready_us"]
 
 
-class Ticker:
-    """A command that talks to us over one connection all the time: the parent must keep both."""
+class Talk:
+    """A command in the parent that answers over one connection: the fork must keep both."""
 
     def __init__(self, name):
-        self.process = subprocess.Popen(
-            [str(TINE), "exec", name, "--", "sh", "-c", "while echo tick; do sleep 0.2; done"],
-            stdout=subprocess.PIPE, text=True)
-        self.lines = 0
-        threading.Thread(target=self.read, daemon=True).start()
+        self.process = subprocess.Popen([str(TINE), "exec", name, "--", "cat"], text=True, bufsize=1,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.words = 0
 
-    def read(self):
-        for _ in self.process.stdout:
-            self.lines += 1
-
-    def expect_more(self, what):
-        before, end = self.lines, time.monotonic() + 60
-        while self.lines < before + 2:
-            if self.process.poll() is not None or time.monotonic() > end:
-                sys.exit(f"demo: the command in the parent stopped talking {what}")
-            time.sleep(0.05)
-        say(f"the parent's own command still talks over its connection {what}")
+    def expect_answer(self, what):
+        self.words += 1
+        word = f"word {self.words}\n"
+        self.process.stdin.write(word)
+        if self.process.stdout.readline() != word:
+            sys.exit(f"demo: the command in the parent stopped answering {what}")
+        say(f"a command that runs in the parent answers over its connection {what}")
 
     def close(self):
-        self.process.terminate()
+        self.process.stdin.close()
         self.process.wait()
 
 
@@ -189,7 +182,7 @@ def main():
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tine-demo-"))
     os.environ["TINE_STATE"] = str(folder / "state")
-    names = []
+    names = []  # machines that live
     try:
         facts = {"boot_us": boot("parent")}
         names.append("parent")
@@ -199,18 +192,19 @@ def main():
         prove(copies)
         say(f"{len(copies)} restored copies: each has its own host name, random bytes and file")
         tine("kill", *copies)
-        ticker = Ticker("parent")
-        ticker.expect_more("before the fork")
+        names = ["parent"]
+        talk = Talk("parent")
+        talk.expect_answer("before the fork")
         say(f"forking the running parent {args.copies} ways from one pause")
         facts["fork"] = tine_json("fork", "-n", str(args.copies), "parent")
         forks = [c["id"] for c in facts["fork"]["children"]]
         names += forks
-        ticker.expect_more("after the fork")
+        talk.expect_answer("after the fork")
         proofs = prove(forks)
         say(f"{len(forks)} forks: each has its own host name, random bytes and file; the first three:")
         for proof in proofs[:3]:
             say("    " + "  ".join(proof))
-        ticker.close()
+        talk.close()
         facts["pss_kib"] = [pss_kib(c["pid"]) for c in facts["fork"]["children"]]
         grand = tine_json("fork", "-n", "2", forks[0])
         names += [c["id"] for c in grand["children"]]
