@@ -78,6 +78,11 @@ static void close_parents_jobs(struct machine *m)
     for (struct fork_job *j = m->fork_waiting; j != NULL; j = j->next)
         fd_close(&j->report_fd);
     m->fork_waiting = NULL;
+    for (struct fork_job *j = m->fork_pending, *next; j != NULL; j = next) {
+        next = j->next;
+        fork_job_free(j, true); /* closes our copies of their listeners; the names stay the parent's */
+    }
+    m->fork_pending = NULL;
 }
 
 static int child_build(struct machine *m, struct disk **disks, const void *blob, size_t len,

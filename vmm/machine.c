@@ -19,6 +19,7 @@
 #include "vmm/core/fd.h"
 #include "vmm/core/log.h"
 #include "vmm/core/num.h"
+#include "vmm/fork.h"
 
 /* How often a silent machine is looked at for a halt that nothing can end. */
 #define HALT_LOOK_NS (1000ull * 1000 * 1000)
@@ -120,8 +121,8 @@ int machine_boot_files(struct machine *m, const char *kernel, const char *initrd
 }
 
 /*
- * A guest that halts with interrupts off never exits from KVM again, nor does one that spins after a
- * panic. Once a second without any exit, its console is looked at, and its vCPUs are parked for a
+ * A guest that halts with interrupts off never exits from KVM again, nor does one that spins after
+ * a panic. Once a second without any exit, its console is looked at, and its vCPUs are parked for a
  * moment and looked at.
  */
 static void on_halt_look(void *arg)
@@ -229,8 +230,8 @@ void machine_end(struct machine *m, enum end_reason why, const char *fmt, ...)
     m->end = why;
     if (m->ready_pipe >= 0) {
         struct err e = {0};
-        (void)err_set(&e, ERR_GUEST, 0, "it ended before it was ready (%s): %s", end_reason_name(why),
-                      m->end_text);
+        (void)err_set(&e, ERR_GUEST, 0, "it ended before it was ready (%s): %s",
+                      end_reason_name(why), m->end_text);
         machine_fork_report(m, &e);
     }
     if (m->control != NULL)
@@ -287,12 +288,27 @@ void machine_renewal_failed(struct machine *m, const struct err *e)
     machine_end(m, END_RENEWAL, "%s", e->text);
 }
 
+/* Its children's sockets are bound already: they go. */
+static void refuse_fork(const struct machine *m, struct fork_job *job)
+{
+    struct err e = {0};
+    (void)err_set(&e, ERR_STATE, 0, "fork %s: the machine has ended", m->bind.id);
+    control_fail(job->req, &e);
+    fork_job_free(job, false);
+}
+
 void machine_turn(struct machine *m)
 {
-    struct fork_job *job = m->fork_pending;
-    m->fork_pending = NULL;
-    if (job != NULL && m->end == END_NONE)
-        machine_fork(m, job);
+    /* In a child the list is empty when machine_fork returns: the other jobs are the parent's. */
+    while (m->fork_pending != NULL) {
+        struct fork_job *job = m->fork_pending;
+        m->fork_pending = job->next;
+        job->next = NULL;
+        if (m->end == END_NONE)
+            machine_fork(m, job);
+        else
+            refuse_fork(m, job);
+    }
 }
 
 void machine_free(struct machine *m)

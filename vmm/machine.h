@@ -86,7 +86,7 @@ struct machine {
     uint64_t begin_ns;   /* monotonic: process start, in a fork child the request */
     uint64_t loaded_ns; /* monotonic: when a copy's state was in place */
     bool is_copy;       /* restored or forked */
-    struct fork_job *fork_pending; /* runs between two rounds of the loop */
+    struct fork_job *fork_pending; /* list, oldest first: run between two rounds of the loop */
     struct fork_job *fork_waiting; /* list: forked, children not all ready */
     int ready_pipe;                /* fork child: where the parent hears of us; -1 */
     unsigned ready_index;

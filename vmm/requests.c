@@ -84,16 +84,15 @@ static void on_fork(void *arg, struct control_request *req, const struct control
     if (!in_state(m, req, "fork", "booting running paused"))
         return;
     struct err e = {0};
-    if (m->fork_pending != NULL) {
-        (void)err_set(&e, ERR_STATE, 0, "fork: another fork is about to begin");
+    struct fork_job *job = NULL;
+    if (fork_job_create(&job, m, p, req, &e) < 0) {
         control_fail(req, &e);
         return;
     }
-    struct fork_job *job = NULL;
-    if (fork_job_create(&job, m, p, req, &e) < 0)
-        control_fail(req, &e);
-    else
-        m->fork_pending = job; /* machine_turn */
+    struct fork_job **end = &m->fork_pending; /* for machine_turn */
+    while (*end != NULL)
+        end = &(*end)->next;
+    *end = job;
 }
 
 static void on_stop_timeout(void *arg)

@@ -3,7 +3,7 @@
 import json
 import time
 
-from lib import test, wait_until
+from lib import Control, test, wait_until
 
 STATE = -32003
 
@@ -111,3 +111,42 @@ def a_refused_boot_is_answered_and_ends_the_process(place):
         vmm.wait(timeout=10)
         assert vmm.returncode == status, vmm.returncode
         assert not (place.root / "vm.sock").exists()
+
+
+@test
+def forks_that_are_asked_for_at_once_are_all_made(place):
+    place.vmm("--id", "m", "--kernel", place.programs.bare, "--memory", "16")
+    c = place.control()
+    c.call("status")
+    lines = [b'{"jsonrpc":"2.0","id":%d,"method":"fork","params":{"count":2}}\n' % i for i in range(8)]
+    c.socket.sendall(b"".join(lines))
+    ids = set()
+    for _ in lines:
+        answer = c.answer()
+        assert "result" in answer, answer
+        ids |= {child["id"] for child in answer["result"]["children"]}
+    assert len(ids) == 16, ids
+    for name in ids:
+        client = Control(place.root / f"{name}.sock")
+        assert client.call("status")["parent"] == "m"
+        client.call("quit")
+        # Only the copy held it: nobody listens there any more.
+        wait_until("its socket is gone", lambda n=name: not (place.root / f"{n}.sock").exists())
+    assert c.call("status")["state"] == "booting"
+
+
+@test
+def a_fork_asked_for_together_with_the_end_leaves_no_socket(place):
+    for _ in range(10):
+        vmm = place.vmm("--id", "m", "--kernel", place.programs.bare, "--memory", "16")
+        c = place.control()
+        c.call("status")
+        c.socket.sendall(b'{"jsonrpc":"2.0","id":1,"method":"fork","params":{"count":2}}\n'
+                         b'{"jsonrpc":"2.0","id":2,"method":"quit"}\n')
+        answers = [c.answer(), c.answer()]
+        assert {a["id"] for a in answers} == {1, 2}, answers
+        vmm.wait(timeout=10)
+        for name in [p.name for p in place.root.glob("m-*.sock")]:
+            Control(place.root / name).call("quit")  # it was made in time: a machine of its own
+        wait_until("all sockets are gone",
+                   lambda: not [*place.root.glob("*.sock"), *place.root.glob("*.vsock")])
