@@ -272,3 +272,13 @@ def kill_ends_a_vmm_that_hangs(place):
     assert not is_alive(pid) and place.files() == []
     done = place.tine("kill", "a", check=False)
     assert done.returncode == 1 and b"no machine a" in done.stderr, done
+
+
+@test
+def kill_of_a_copy_that_hangs_spares_its_parent(place):
+    parent = place.bare("a")["pid"]
+    child = place.json("fork", "a")["children"][0]["pid"]
+    os.kill(child, signal.SIGSTOP)
+    assert place.json("kill", "a-1") == {"killed": ["a-1"], "failed": []}
+    assert not is_alive(child) and is_alive(parent)
+    assert place.json("status", "a")["children"] == []
