@@ -1,6 +1,7 @@
 """How machines begin and end: A10, H1, H3, H4, H5."""
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -282,3 +283,27 @@ def kill_of_a_copy_that_hangs_spares_its_parent(place):
     assert place.json("kill", "a-1") == {"killed": ["a-1"], "failed": []}
     assert not is_alive(child) and is_alive(parent)
     assert place.json("status", "a")["children"] == []
+
+
+@test
+def an_ordinary_user_needs_only_access_to_kvm(place):
+    only_root()
+    user = 65534
+    os.chmod(place.root, 0o755)
+    home = place.root / "home"
+    home.mkdir()
+    os.chown(home, user, user)
+    for program in (place.programs.tine, place.programs.vmm, place.programs.bare):
+        shutil.copy(program, place.root)  # the build may be where only root may look
+    steps = ["start --name a --kernel ../tick.elf --memory 16 --no-wait", "fork -n 2 a", "pause a",
+             "snapshot a img", "resume a", "restore img --name b --no-wait", "ps", "kill --all"]
+    script = ("mount -t tmpfs -o mode=755 dev /dev && mknod -m 666 /dev/null c 1 3 && "
+              "mknod -m 666 /dev/urandom c 1 9 && mknod -m 666 /dev/kvm c 10 232 && "
+              f"cd {home} && exec setpriv --reuid {user} --regid {user} --clear-groups sh -ec '"
+              + "\n".join(f"../tine {step}" for step in steps) + "'")
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), "TINE_STATE": str(home / "s"),
+           "TINE_VMM": str(place.root / "tine-vmm")}
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], env=env, capture_output=True,
+                          check=False, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    assert not list((home / "s").iterdir()), done
