@@ -6,6 +6,7 @@
 set -u
 
 export TINE_STATE=/tmp/tine-state
+export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 tine=$BIN/tine
 vmm=$BIN/tine-vmm
 
