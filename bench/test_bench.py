@@ -1,6 +1,10 @@
 #!/usr/bin/env python3
-"""Unit tests of the parts of bench/run that judge: statistics, goals, choice of figures, cpio."""
+"""
+Unit tests of what bench/run judges by: statistics, goals, choice of figures, cpio, and the stopwatch,
+whose path is the argument (without it, its tests are skipped).
+"""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +16,9 @@ sys.path.insert(0, HERE)
 
 from tinebench import cpio, figures, memory, report, stats  # noqa: E402  (the path comes first)
 from tinebench.errors import NotHere  # noqa: E402
+
+
+STOPWATCH = sys.argv[1] if len(sys.argv) > 1 else None
 
 
 class Stats(unittest.TestCase):
@@ -101,5 +108,29 @@ class Run(unittest.TestCase):
             self.assertEqual(done.returncode, 2)
 
 
+@unittest.skipUnless(STOPWATCH, "no stopwatch was named")
+class Clock(unittest.TestCase):
+    def watch(self, *options, program):
+        argv = [STOPWATCH, "--timeout", "20", *options, "--", "sh", "-c", program]
+        return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    def test_first_byte_on_the_fd_that_was_asked_for(self):
+        done = self.watch("--fd", "3", program="echo noise; sleep 0.05; echo x >&3; sleep 60")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("noise", done.stderr)
+        self.assertGreaterEqual(json.loads(done.stdout)["first_byte_us"], 50000)
+
+    def test_other_bytes_are_skipped_when_one_is_named(self):
+        done = self.watch("--byte", "T", program="echo x; sleep 0.05; echo yT; sleep 60")
+        self.assertGreaterEqual(json.loads(done.stdout)["first_byte_us"], 50000)
+
+    def test_a_program_that_ends_or_stays_silent_is_an_error(self):
+        for options, program, why in (((), "exit 0", "ended before"),
+                                      (("--timeout", "1"), "sleep 60", "no byte")):
+            done = self.watch(*options, program=program)
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertIn(why, done.stderr)
+
+
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(argv=sys.argv[:1])
