@@ -115,18 +115,18 @@ class Clock(unittest.TestCase):
         return subprocess.run(argv, capture_output=True, text=True, check=False)
 
     def test_first_byte_on_the_fd_that_was_asked_for(self):
-        done = self.watch("--fd", "3", program="echo noise; sleep 0.05; echo x >&3; sleep 60")
+        done = self.watch("--fd", "3", program="echo noise; sleep 0.05; echo x >&3; exec sleep 60")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("noise", done.stderr)
         self.assertGreaterEqual(json.loads(done.stdout)["first_byte_us"], 50000)
 
     def test_other_bytes_are_skipped_when_one_is_named(self):
-        done = self.watch("--byte", "T", program="echo x; sleep 0.05; echo yT; sleep 60")
+        done = self.watch("--byte", "T", program="echo x; sleep 0.05; echo yT; exec sleep 60")
         self.assertGreaterEqual(json.loads(done.stdout)["first_byte_us"], 50000)
 
     def test_a_program_that_ends_or_stays_silent_is_an_error(self):
         for options, program, why in (((), "exit 0", "ended before"),
-                                      (("--timeout", "1"), "sleep 60", "no byte")):
+                                      (("--timeout", "1"), "exec sleep 60", "no byte")):
             done = self.watch(*options, program=program)
             self.assertEqual((done.returncode, done.stdout), (1, ""))
             self.assertIn(why, done.stderr)
