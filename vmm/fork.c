@@ -112,6 +112,10 @@ static void child_become(struct machine *m, struct fork_job *job, unsigned index
     struct phases inherited = job->phases;
     struct err e = {0};
     int control_fd = -1;
+    if (run)
+        pin_begin(&m->pin); /* nothing to do if the parent was pinned: so are we, with its old mask */
+    else
+        pin_end(&m->pin, NULL, 0);
     /* The loop first: it walks the sources of everything that is freed below. */
     loop_close_inherited(&m->loop);
     control_forget(m->control);

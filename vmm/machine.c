@@ -200,6 +200,12 @@ int machine_pause(struct machine *m, struct err *e)
     return rc;
 }
 
+static void on_pin_timer(void *arg)
+{
+    struct machine *m = arg;
+    pin_end(&m->pin, m->vcpus, m->vcpu_count);
+}
+
 int machine_resume(struct machine *m, struct err *e)
 {
     if (m->is_running)
@@ -214,6 +220,8 @@ int machine_resume(struct machine *m, struct err *e)
     for (unsigned i = 0; i < m->vcpu_count; i++)
         vcpu_run(&m->vcpus[i]);
     loop_timer_arm(&m->loop, &m->halt_timer, HALT_LOOK_NS, on_halt_look, m);
+    if (m->pin.is_pinned)
+        loop_timer_arm(&m->loop, &m->pin_timer, PIN_RELEASE_NS, on_pin_timer, m);
     if (m->guest == GUEST_RENEWING && !m->renewal.is_waiting)
         return renewal_begin(m, e);
     return 0;

@@ -21,6 +21,7 @@
 #include "vmm/core/bus.h"
 #include "vmm/core/kvm.h"
 #include "vmm/core/loop.h"
+#include "vmm/core/pin.h"
 #include "vmm/core/ram.h"
 #include "vmm/core/vcpu.h"
 #include "vmm/exit_status.h"
@@ -93,7 +94,8 @@ struct machine {
     struct machine_child children[MACHINE_CHILDREN_MAX];
     unsigned child_count;
     unsigned forks_ever; /* for derived names */
-    struct loop_timer halt_timer, stop_timer;
+    struct loop_timer halt_timer, stop_timer, pin_timer;
+    struct pin pin; /* of a copy, until its guest runs */
     uint64_t halt_exits; /* exits at the last look */
 };
 

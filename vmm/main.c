@@ -195,6 +195,8 @@ static int start(struct options *o)
     m->spec = o->spec;
     o->spec = (struct machine_spec){0};
     int control_fd = -1;
+    if (o->restore != NULL && !o->paused)
+        pin_begin(&m->pin);
     int rc = kvm_open(&m->kvm, KVM_DEFAULT_PATH, &e);
     if (rc == 0)
         rc = open_console(o->console, &m->bind.console_fd, &e);
