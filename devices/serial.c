@@ -1,6 +1,6 @@
 /*
- * serial: see serial.h. Static functions but the bus accesses run under the lock. Register names are
- * those of the PC16550D data sheet.
+ * serial: see serial.h. Static functions but the bus accesses run under the lock. Register names
+ * are those of the PC16550D data sheet.
  */
 #include "devices/serial.h"
 

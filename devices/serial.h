@@ -49,8 +49,9 @@ size_t serial_tail(struct serial *s, void *to, size_t len);
 /* How many bytes the guest ever wrote. */
 uint64_t serial_total(struct serial *s);
 /*
- * Both need every vCPU parked. Registers and unread input, in a child node "serial". The ring is not
- * saved: a copy's console starts empty. first_byte_mono_ns and the byte counts begin anew with serial_restore.
+ * Both need every vCPU parked. Registers and unread input, in a child node "serial". The ring is
+ * not saved: a copy's console starts empty. first_byte_mono_ns and the byte counts begin anew with
+ * serial_restore.
  */
 int serial_save(struct serial *s, struct state_writer *w, struct err *e);
 int serial_restore(struct serial *s, const struct state_node *parent, struct err *e);

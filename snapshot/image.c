@@ -68,7 +68,8 @@ static int check_place(const char *dir, struct err *e)
         return err_set(e, ERR_USAGE, 0, "image folder %s: path too long", dir);
     if (access(manifest, F_OK) < 0)
         return err_set(e, ERR_USAGE, 0,
-                       "%s exists and holds no manifest.json: give a new folder or an older image", dir);
+                       "%s exists and holds no manifest.json: give a new folder or an older image",
+                       dir);
     return 0;
 }
 

@@ -45,8 +45,8 @@ static int read_file(int dir_fd, const char *name, uint64_t limit, void **out, s
     if (fd < 0)
         return fd;
     if (bytes > limit)
-        return err_set(e, ERR_BAD_IMAGE, 0, "%s is %" PRIu64 " bytes, expected at most %" PRIu64, name,
-                       bytes, limit);
+        return err_set(e, ERR_BAD_IMAGE, 0, "%s is %" PRIu64 " bytes, expected at most %" PRIu64,
+                       name, bytes, limit);
     void *p = malloc(bytes + 1);
     if (p == NULL)
         return err_set(e, ERR_HOST, ENOMEM, "%s of %" PRIu64 " bytes", name, bytes);
@@ -69,8 +69,7 @@ static int parse_sum(const char *text, const char *name, uint64_t *out, struct e
     char *end = NULL;
     errno = 0;
     uint64_t v = strtoull(text, &end, 16);
-    if (strlen(text) != 16 || *end != '\0' || errno != 0 ||
-        strspn(text, "0123456789abcdef") != 16)
+    if (strlen(text) != 16 || *end != '\0' || errno != 0 || strspn(text, "0123456789abcdef") != 16)
         return err_set(e, ERR_BAD_IMAGE, 0, "manifest.json: xxh3 of %s is not 16 hex digits", name);
     *out = v;
     return 0;
@@ -85,15 +84,18 @@ static int take_manifest(const json_t *j, struct manifest *m, struct err *e)
     if (json_unpack_ex((json_t *)(uintptr_t)j, &why, 0, "{s:i}", "format", &format) < 0)
         return err_set(e, ERR_BAD_IMAGE, 0, "manifest.json: %s", why.text);
     if (format != IMAGE_FORMAT)
-        return err_set(e, ERR_MISMATCH, 0, "image format %d, this build reads %d", format, IMAGE_FORMAT);
+        return err_set(e, ERR_MISMATCH, 0, "image format %d, this build reads %d", format,
+                       IMAGE_FORMAT);
     if (json_unpack_ex((json_t *)(uintptr_t)j, &why, JSON_STRICT,
                        "{s:i, s:s, s:{s:I, s:s}, s:{s:I, s:s}, s:{s:I, s:i}}", "format", &format,
                        "tine", &version, "state.dtb", "bytes", &state_bytes, "xxh3", &state_sum,
                        "memory.sums", "bytes", &sums_bytes, "xxh3", &sums_sum, "memory", "bytes",
                        &memory_bytes, "chunk_bytes", &chunk) < 0)
         return err_set(e, ERR_BAD_IMAGE, 0, "manifest.json: %s", why.text);
-    if (state_bytes <= 0 || sums_bytes <= 0 || memory_bytes <= 0 || chunk != (int)MEMORY_CHUNK_BYTES)
-        return err_set(e, ERR_BAD_IMAGE, 0, "manifest.json: lengths must be positive, chunk_bytes %u",
+    if (state_bytes <= 0 || sums_bytes <= 0 || memory_bytes <= 0 ||
+        chunk != (int)MEMORY_CHUNK_BYTES)
+        return err_set(e, ERR_BAD_IMAGE, 0,
+                       "manifest.json: lengths must be positive, chunk_bytes %u",
                        MEMORY_CHUNK_BYTES);
     m->state_bytes = (uint64_t)state_bytes;
     m->sums_bytes = (uint64_t)sums_bytes;
@@ -121,7 +123,8 @@ static int read_manifest(int dir_fd, struct manifest *m, struct err *e)
 
 static int read_state(struct image *img, const struct manifest *m, struct err *e)
 {
-    int rc = read_file(img->dir_fd, "state.dtb", STATE_BYTES_MAX, &img->state, &img->state_bytes, e);
+    int rc =
+        read_file(img->dir_fd, "state.dtb", STATE_BYTES_MAX, &img->state, &img->state_bytes, e);
     if (rc < 0)
         return rc;
     if (img->state_bytes != m->state_bytes)
@@ -129,8 +132,8 @@ static int read_state(struct image *img, const struct manifest *m, struct err *e
                        img->state_bytes, m->state_bytes);
     uint64_t found = XXH3_64bits(img->state, img->state_bytes);
     if (found != m->state_xxh3)
-        return err_set(e, ERR_BAD_IMAGE, 0, "state.dtb: xxh3 %016" PRIx64 ", expected %016" PRIx64, found,
-                       m->state_xxh3);
+        return err_set(e, ERR_BAD_IMAGE, 0, "state.dtb: xxh3 %016" PRIx64 ", expected %016" PRIx64,
+                       found, m->state_xxh3);
     return 0;
 }
 

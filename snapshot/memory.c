@@ -109,7 +109,8 @@ static int verify_chunk(void *arg, uint64_t index, const uint8_t *p, uint64_t le
     uint64_t found = XXH3_64bits(p, len);
     if (found == sums->chunk_xxh3[index])
         return 0;
-    return err_set(e, ERR_BAD_IMAGE, 0, "memory chunk %llu (bytes from %llu): xxh3 %016llx, expected %016llx",
+    return err_set(e, ERR_BAD_IMAGE, 0,
+                   "memory chunk %llu (bytes from %llu): xxh3 %016llx, expected %016llx",
                    (unsigned long long)index, (unsigned long long)at, (unsigned long long)found,
                    (unsigned long long)sums->chunk_xxh3[index]);
 }

@@ -13,19 +13,19 @@
 #include <stddef.h>
 
 /*        enumerator       word              status  what happened */
-#define END_REASONS(X)                                                                           \
-    X(END_NONE,            "none",           0,      "the machine has not ended")                  \
-    X(END_POWEROFF,        "poweroff",       0,      "the guest powered itself off")               \
-    X(END_STOPPED,         "stopped",        0,      "a stop or quit request ended it")            \
-    X(END_INTERNAL,        "internal",       1,      "a host call or the VMM itself failed")       \
-    X(END_USAGE,           "usage",          2,      "the command line or boot request was wrong") \
-    X(END_REBOOT,          "reboot",         3,      "the guest asked for a reboot")               \
-    X(END_PANIC,           "panic",          4,      "the guest kernel panicked")                  \
-    X(END_TRIPLE_FAULT,    "triple-fault",   5,      "the guest CPU shut down (triple fault)")     \
-    X(END_EMULATION,       "emulation",      6,      "KVM could not emulate a guest instruction")  \
-    X(END_HALTED,          "halted",         7,      "every vCPU halted with interrupts off")      \
-    X(END_TERMINATED,      "terminated",     8,      "SIGTERM or SIGINT ended it")                 \
-    X(END_RENEWAL,         "renewal",        9,      "a copy did not renew itself in time")
+#define END_REASONS(X)                                                                             \
+    X(END_NONE, "none", 0, "the machine has not ended")                                            \
+    X(END_POWEROFF, "poweroff", 0, "the guest powered itself off")                                 \
+    X(END_STOPPED, "stopped", 0, "a stop or quit request ended it")                                \
+    X(END_INTERNAL, "internal", 1, "a host call or the VMM itself failed")                         \
+    X(END_USAGE, "usage", 2, "the command line or boot request was wrong")                         \
+    X(END_REBOOT, "reboot", 3, "the guest asked for a reboot")                                     \
+    X(END_PANIC, "panic", 4, "the guest kernel panicked")                                          \
+    X(END_TRIPLE_FAULT, "triple-fault", 5, "the guest CPU shut down (triple fault)")               \
+    X(END_EMULATION, "emulation", 6, "KVM could not emulate a guest instruction")                  \
+    X(END_HALTED, "halted", 7, "every vCPU halted with interrupts off")                            \
+    X(END_TERMINATED, "terminated", 8, "SIGTERM or SIGINT ended it")                               \
+    X(END_RENEWAL, "renewal", 9, "a copy did not renew itself in time")
 
 enum end_reason {
 #define X(name, word, status, text) name,
@@ -57,7 +57,8 @@ static inline int end_reason_status(enum end_reason r)
     return 1;
 }
 
-/* What an exit status other than 0 says, for messages; NULL for a number tine-vmm never exits with. */
+/* What an exit status other than 0 says, for messages; NULL for a number tine-vmm never exits with.
+ */
 static inline const char *exit_status_text(int status)
 {
 #define X(name, word, number, text)                                                                \

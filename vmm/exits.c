@@ -47,7 +47,8 @@ static bool handle(struct machine *m, struct vcpu *v)
         end_with_place(m, v, END_TRIPLE_FAULT, "triple fault");
         return false;
     case KVM_EXIT_SYSTEM_EVENT:
-        machine_end(m, run->system_event.type == KVM_SYSTEM_EVENT_SHUTDOWN ? END_POWEROFF : END_REBOOT,
+        machine_end(m,
+                    run->system_event.type == KVM_SYSTEM_EVENT_SHUTDOWN ? END_POWEROFF : END_REBOOT,
                     "system event %u", run->system_event.type);
         return false;
     case KVM_EXIT_INTERNAL_ERROR:
@@ -59,11 +60,12 @@ static bool handle(struct machine *m, struct vcpu *v)
         }
         return false;
     case KVM_EXIT_FAIL_ENTRY:
-        machine_end(m, END_INTERNAL, "KVM refused to enter vcpu %u: hardware reason 0x%llx", v->index,
-                    (unsigned long long)run->fail_entry.hardware_entry_failure_reason);
+        machine_end(m, END_INTERNAL, "KVM refused to enter vcpu %u: hardware reason 0x%llx",
+                    v->index, (unsigned long long)run->fail_entry.hardware_entry_failure_reason);
         return false;
     default:
-        machine_end(m, END_INTERNAL, "unexpected KVM exit %u on vcpu %u", run->exit_reason, v->index);
+        machine_end(m, END_INTERNAL, "unexpected KVM exit %u on vcpu %u", run->exit_reason,
+                    v->index);
         return false;
     }
 }

@@ -80,7 +80,8 @@ static void close_parents_jobs(struct machine *m)
     m->fork_waiting = NULL;
     for (struct fork_job *j = m->fork_pending, *next; j != NULL; j = next) {
         next = j->next;
-        fork_job_free(j, true); /* closes our copies of their listeners; the names stay the parent's */
+        fork_job_free(j,
+                      true); /* closes our copies of their listeners; the names stay the parent's */
     }
     m->fork_pending = NULL;
 }
@@ -113,7 +114,8 @@ static void child_become(struct machine *m, struct fork_job *job, unsigned index
     struct err e = {0};
     int control_fd = -1;
     if (run)
-        pin_begin(&m->pin); /* nothing to do if the parent was pinned: so are we, with its old mask */
+        pin_begin(
+            &m->pin); /* nothing to do if the parent was pinned: so are we, with its old mask */
     else
         pin_end(&m->pin, NULL, 0);
     /* The loop first: it walks the sources of everything that is freed below. */

@@ -20,7 +20,7 @@ struct machine;
 struct fork_child {
     char id[SPEC_ID_MAX + 1];
     char host_name[SPEC_ID_MAX + 1];
-    char *control_path, *vsock_path; /* owned */
+    char *control_path, *vsock_path;      /* owned */
     int control_listener, vsock_listener; /* bound by the parent, inherited by the child; owned */
     /* from its report */
     bool has_reported;
@@ -33,7 +33,7 @@ struct fork_job {
     struct control_request *req;
     unsigned count, reported;
     struct fork_child *children;
-    int report_fd;               /* parent's end; a packet per child */
+    int report_fd; /* parent's end; a packet per child */
     struct loop_source report_source;
     struct phases phases;
     uint64_t begin_ns;

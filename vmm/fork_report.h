@@ -1,6 +1,7 @@
 /*
- * fork_report: what a child tells its parent, and what the parent tells the caller (docs/protocol.md,
- * fork). One SOCK_SEQPACKET packet per child over a socketpair that only these processes hold.
+ * fork_report: what a child tells its parent, and what the parent tells the caller
+ * (docs/protocol.md, fork). One SOCK_SEQPACKET packet per child over a socketpair that only these
+ * processes hold.
  */
 #pragma once
 

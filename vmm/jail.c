@@ -31,10 +31,12 @@ static void on_refused(int sig, siginfo_t *info, void *context)
     const char *name =
         call >= 0 && (size_t)call < ARRAY_SIZE(jail_call_names) ? jail_call_names[call] : NULL;
     char line[128];
-    int n = snprintf(line, sizeof line, "tine-vmm: error: system call %s (%d) is not in the filter\n",
-                     name != NULL ? name : "unknown", call);
+    int n =
+        snprintf(line, sizeof line, "tine-vmm: error: system call %s (%d) is not in the filter\n",
+                 name != NULL ? name : "unknown", call);
     if (n > 0)
-        (void)!write(STDERR_FILENO, line, (size_t)n); /* the process ends whether it is seen or not */
+        (void)!write(STDERR_FILENO, line,
+                     (size_t)n); /* the process ends whether it is seen or not */
     (void)signal(SIGSYS, SIG_DFL);
     (void)tgkill(getpid(), gettid(), SIGSYS);
     _exit(128 + SIGSYS);

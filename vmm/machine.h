@@ -84,9 +84,9 @@ struct machine {
     enum end_reason end; /* END_NONE until it ends */
     char end_text[256];
     struct phases phases;
-    uint64_t begin_ns;   /* monotonic: process start, in a fork child the request */
-    uint64_t loaded_ns; /* monotonic: when a copy's state was in place */
-    bool is_copy;       /* restored or forked */
+    uint64_t begin_ns;             /* monotonic: process start, in a fork child the request */
+    uint64_t loaded_ns;            /* monotonic: when a copy's state was in place */
+    bool is_copy;                  /* restored or forked */
     struct fork_job *fork_pending; /* list, oldest first: run between two rounds of the loop */
     struct fork_job *fork_waiting; /* list: forked, children not all ready */
     int ready_pipe;                /* fork child: where the parent hears of us; -1 */
@@ -95,7 +95,7 @@ struct machine {
     unsigned child_count;
     unsigned forks_ever; /* for derived names */
     struct loop_timer halt_timer, stop_timer, pin_timer;
-    struct pin pin; /* of a copy, until its guest runs */
+    struct pin pin;      /* of a copy, until its guest runs */
     uint64_t halt_exits; /* exits at the last look */
 };
 

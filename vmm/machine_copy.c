@@ -187,8 +187,9 @@ static int restore_from(struct machine *m, const struct image *img, bool verify,
     if (rc == 0)
         rc = spec_restore(&m->spec, &root, e);
     if (rc == 0 && m->spec.memory_bytes != img->memory_bytes)
-        rc = err_set(e, ERR_BAD_IMAGE, 0, "memory of %llu bytes, the state is of a machine with %llu",
-                     (unsigned long long)img->memory_bytes, (unsigned long long)m->spec.memory_bytes);
+        rc = err_set(
+            e, ERR_BAD_IMAGE, 0, "memory of %llu bytes, the state is of a machine with %llu",
+            (unsigned long long)img->memory_bytes, (unsigned long long)m->spec.memory_bytes);
     if (rc == 0)
         rc = arch_check_capabilities(&m->kvm, e);
     if (rc == 0)

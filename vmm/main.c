@@ -50,8 +50,8 @@ static void unbind_sockets(struct machine *m)
         (void)unlink(m->bind.vsock_path);
 }
 
-/* Guest memory is a file that somebody may cut or whose file system may fail. KVM reports that as an
- * exit; our own access to it ends here. unlink and write are async-signal-safe. */
+/* Guest memory is a file that somebody may cut or whose file system may fail. KVM reports that as
+ * an exit; our own access to it ends here. unlink and write are async-signal-safe. */
 static void on_bus_error(int sig)
 {
     static const char line[] = "tine-vmm: error: internal: guest memory cannot be read: its image "
@@ -69,8 +69,8 @@ static int install_signals(struct err *e)
     /* SIGCHLD ignored: forked machines that end are reaped by the kernel. SIGPIPE: a peer that
      * goes away is an EPIPE where it is written to. */
     if (sigaction(SIGTERM, &end, NULL) < 0 || sigaction(SIGINT, &end, NULL) < 0 ||
-        sigaction(SIGHUP, &end, NULL) < 0 || sigaction(SIGBUS, &bus, NULL) < 0 || sigaction(SIGCHLD, &ignore, NULL) < 0 ||
-        sigaction(SIGPIPE, &ignore, NULL) < 0)
+        sigaction(SIGHUP, &end, NULL) < 0 || sigaction(SIGBUS, &bus, NULL) < 0 ||
+        sigaction(SIGCHLD, &ignore, NULL) < 0 || sigaction(SIGPIPE, &ignore, NULL) < 0)
         return err_sys(e, "sigaction");
     return vcpu_install_kick(e);
 }

@@ -18,7 +18,8 @@ static const char help[] =
     "                [--paused]\n"
     "       tine-vmm --probe\n"
     "\n"
-    "Runs one virtual machine on /dev/kvm until it ends. Without --kernel and --restore it waits for\n"
+    "Runs one virtual machine on /dev/kvm until it ends. Without --kernel and --restore it waits "
+    "for\n"
     "a boot request on the control socket (docs/protocol.md).\n"
     "\n"
     "  --control PATH     control socket (JSON-RPC lines, mode 0600)\n"
@@ -41,7 +42,8 @@ static const char help[] =
     "Exit status: 0 powered off or stopped, 1 host failure, 2 usage, 3 reboot, 4 panic,\n"
     "5 triple fault, 6 emulation failure, 7 halted, 8 terminated, 9 not renewed.\n"
     "\n"
-    "  tine-vmm --control /tmp/a.sock --kernel vmlinux --initrd init.cpio --cmdline console=ttyS0 \\\n"
+    "  tine-vmm --control /tmp/a.sock --kernel vmlinux --initrd init.cpio --cmdline console=ttyS0 "
+    "\\\n"
     "           --console fd:1\n"
     "  tine-vmm --control /tmp/b.sock --vsock /tmp/b.vsock --restore /var/lib/images/warm\n";
 
@@ -50,8 +52,8 @@ void options_print_help(void)
     (void)fputs(help, stdout);
 }
 
-static int take_number(const char *option, const char *text, uint64_t min, uint64_t max, uint64_t *out,
-                       struct err *e)
+static int take_number(const char *option, const char *text, uint64_t min, uint64_t max,
+                       uint64_t *out, struct err *e)
 {
     char *end = NULL;
     errno = 0;
@@ -134,7 +136,8 @@ static int take_value(struct options *o, int opt, struct err *e)
     case OPT_DISK:
         return take_disk(&o->spec, optarg, e);
     default:
-        return err_set(e, ERR_USAGE, 0, "unknown or incomplete option %s (--help lists them)", optarg);
+        return err_set(e, ERR_USAGE, 0, "unknown or incomplete option %s (--help lists them)",
+                       optarg);
     }
 }
 
@@ -179,25 +182,28 @@ static int check(const struct options *o, struct err *e)
     if (o->kernel != NULL && o->restore != NULL)
         return err_set(e, ERR_USAGE, 0, "--kernel and --restore exclude each other");
     if (o->restore != NULL && (o->initrd != NULL || o->cmdline != NULL || o->spec.disk_count > 0))
-        return err_set(e, ERR_USAGE, 0, "--restore takes the machine's shape from the image: no --initrd, "
-                                        "--cmdline or --disk beside it");
+        return err_set(e, ERR_USAGE, 0,
+                       "--restore takes the machine's shape from the image: no --initrd, "
+                       "--cmdline or --disk beside it");
     if (o->verify && o->restore == NULL)
         return err_set(e, ERR_USAGE, 0, "--verify checks an image: it needs --restore DIR");
     if (o->id != NULL && !spec_id_is_valid(o->id))
-        return err_set(e, ERR_USAGE, 0, "--id %s: expected [a-z0-9][a-z0-9_.-]*, at most %d bytes", o->id,
-                       SPEC_ID_MAX);
+        return err_set(e, ERR_USAGE, 0, "--id %s: expected [a-z0-9][a-z0-9_.-]*, at most %d bytes",
+                       o->id, SPEC_ID_MAX);
     return 0;
 }
 
 int options_parse(struct options *o, int argc, char **argv, struct err *e)
 {
-    struct options out = {.cmdline = NULL, .spec = {.memory_bytes = SPEC_MEMORY_DEFAULT_BYTES, .cpus = 1}};
+    struct options out = {.cmdline = NULL,
+                          .spec = {.memory_bytes = SPEC_MEMORY_DEFAULT_BYTES, .cpus = 1}};
     int rc = 0, opt;
     opterr = 0;
     while (rc == 0 && (opt = getopt_long(argc, argv, ":", long_options, NULL)) != -1) {
         if (opt == '?' || opt == ':')
             rc = err_set(e, ERR_USAGE, 0, "%s %s (--help lists the options)",
-                         opt == ':' ? "a value is missing after" : "unknown option", argv[optind - 1]);
+                         opt == ':' ? "a value is missing after" : "unknown option",
+                         argv[optind - 1]);
         else
             rc = take(&out, opt, e);
     }

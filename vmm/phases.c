@@ -14,10 +14,17 @@ json_t *phases_json(const struct phases *p)
         const char *name;
         uint64_t ns;
     } all[] = {
-        {"pause_us", p->pause_ns},   {"save_us", p->save_ns},       {"fork_us", p->fork_ns},
-        {"create_us", p->create_ns}, {"map_us", p->map_ns},         {"load_us", p->load_ns},
-        {"entry_us", p->entry_ns},   {"renew_us", p->renew_ns},     {"stopped_us", p->stopped_ns},
-        {"ready_us", p->ready_ns},   {"first_exit_us", p->first_exit_ns},
+        {"pause_us", p->pause_ns},
+        {"save_us", p->save_ns},
+        {"fork_us", p->fork_ns},
+        {"create_us", p->create_ns},
+        {"map_us", p->map_ns},
+        {"load_us", p->load_ns},
+        {"entry_us", p->entry_ns},
+        {"renew_us", p->renew_ns},
+        {"stopped_us", p->stopped_ns},
+        {"ready_us", p->ready_ns},
+        {"first_exit_us", p->first_exit_ns},
         {"total_us", p->total_ns},
     };
     json_t *j = json_object();

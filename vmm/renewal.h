@@ -34,6 +34,7 @@ struct renewal {
 
 extern const struct vsock_control_ops renewal_control_ops; /* arg is the struct machine */
 
-/* Sends RENEW: fresh randomness from the kernel, the machine's id as host name unless one is set. */
+/* Sends RENEW: fresh randomness from the kernel, the machine's id as host name unless one is set.
+ */
 int renewal_begin(struct machine *m, struct err *e);
 int renewal_shutdown(struct machine *m, struct err *e);

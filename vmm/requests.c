@@ -32,7 +32,8 @@ static bool in_state(struct machine *m, struct control_request *req, const char 
             return true;
     }
     struct err e = {0};
-    (void)err_set(&e, ERR_STATE, 0, "%s: the machine is %s, expected one of: %s", what, now, states);
+    (void)err_set(&e, ERR_STATE, 0, "%s: the machine is %s, expected one of: %s", what, now,
+                  states);
     control_fail(req, &e);
     return false;
 }
@@ -109,7 +110,8 @@ static void on_stop(void *arg, struct control_request *req, const struct control
         return;
     struct err e = {0};
     if (p->grace_ms > 0 && m->is_running && m->guest == GUEST_READY && renewal_shutdown(m, &e) == 0)
-        loop_timer_arm(&m->loop, &m->stop_timer, (uint64_t)p->grace_ms * 1000000, on_stop_timeout, m);
+        loop_timer_arm(&m->loop, &m->stop_timer, (uint64_t)p->grace_ms * 1000000, on_stop_timeout,
+                       m);
     else
         machine_end(m, END_STOPPED, "stopped by request");
 }
@@ -232,7 +234,8 @@ static int fill_spec(struct machine_spec *s, const struct control_boot *p, struc
     s->cpus = p->cpus;
     int rc = 0;
     for (unsigned i = 0; rc == 0 && i < p->disk_count; i++)
-        rc = spec_add_disk(s, p->disks[i].path, p->disks[i].read_only, p->disks[i].overlay_max_bytes, e);
+        rc = spec_add_disk(s, p->disks[i].path, p->disks[i].read_only,
+                           p->disks[i].overlay_max_bytes, e);
     for (unsigned i = 0; rc == 0 && i < p->grant_count; i++)
         rc = spec_add_grant(s, p->grants[i], e);
     return rc;

@@ -43,7 +43,8 @@ int spec_add_disk(struct machine_spec *s, const char *path, bool read_only, uint
         return err_set(e, ERR_LIMIT, 0, "more than %d disks", SPEC_DISKS_MAX);
     size_t n = strlen(path);
     if (n == 0 || n > SPEC_PATH_MAX)
-        return err_set(e, ERR_USAGE, 0, "disk path of %zu bytes: expected 1 to %d", n, SPEC_PATH_MAX);
+        return err_set(e, ERR_USAGE, 0, "disk path of %zu bytes: expected 1 to %d", n,
+                       SPEC_PATH_MAX);
     char *copy = strdup(path);
     if (copy == NULL)
         return err_set(e, ERR_HOST, ENOMEM, "disk path");
@@ -87,7 +88,8 @@ void spec_save(const struct machine_spec *s, struct state_writer *w)
     state_end(w);
 }
 
-static int restore_disk(struct machine_spec *s, const struct state_node *n, unsigned i, struct err *e)
+static int restore_disk(struct machine_spec *s, const struct state_node *n, unsigned i,
+                        struct err *e)
 {
     char name[16];
     (void)snprintf(name, sizeof name, "disk@%u", i);
@@ -122,8 +124,8 @@ static int restore_into(struct machine_spec *s, const struct state_node *n, stru
     if (rc < 0)
         return rc;
     if (disks > SPEC_DISKS_MAX || grants > SPEC_GRANTS_MAX)
-        return err_set(e, ERR_BAD_IMAGE, 0, "%u disks and %u grants: expected at most %d and %d", disks,
-                       grants, SPEC_DISKS_MAX, SPEC_GRANTS_MAX);
+        return err_set(e, ERR_BAD_IMAGE, 0, "%u disks and %u grants: expected at most %d and %d",
+                       disks, grants, SPEC_DISKS_MAX, SPEC_GRANTS_MAX);
     s->cpus = cpus;
     for (unsigned i = 0; rc == 0 && i < disks; i++)
         rc = restore_disk(s, n, i, e);

@@ -29,8 +29,9 @@
 #define CONTROL_STABLE_NS (1000ull * 1000 * 1000) /* up this long: reconnect at once */
 #define NEVER_NS UINT64_MAX
 
-#define TX_RESERVE 1024u /* room for the small frames that may wait behind a full load of output   \
-                          */
+#define TX_RESERVE                                                                                 \
+    1024u /* room for the small frames that may wait behind a full load of output                  \
+           */
 #define TX_SIZE (WIRE_DATA_MAX + 2 * WIRE_HEADER_SIZE + TX_RESERVE)
 #define RX_SIZE (WIRE_DATA_MAX + WIRE_HEADER_SIZE)
 #define SPAWN_STACK_SIZE (64u * 1024)

@@ -1,10 +1,11 @@
 /*
  * disk: drives the first virtio-blk device by hand. The command line says what is done:
- *   i  for ever: writes marks of its own into sectors, syncs, reads them and untouched ones back; says
+ *   i  for ever: writes marks of its own into sectors, syncs, reads them and untouched ones back;
+ * says
  *      '.' for a round in which all was its own, 'X' for a sector that shows anything else
- *   r  resets the device 50 times, half of them with requests in flight, and uses it again each time
- *   h  breaks the rules in every way of case B3, and uses the device again after each
- * The base disk holds at each 8-byte word the number of that word.
+ *   r  resets the device 50 times, half of them with requests in flight, and uses it again each
+ * time h  breaks the rules in every way of case B3, and uses the device again after each The base
+ * disk holds at each 8-byte word the number of that word.
  */
 #include "tiny.h"
 

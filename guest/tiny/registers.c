@@ -1,7 +1,7 @@
 /*
  * registers: reads and writes the virtio-mmio windows with every width at every offset, and places
- * where nothing is. Whatever comes back, the machine must go on: says "registers ok" at the end, with
- * the magic value of the first window as a 32-bit read gives it.
+ * where nothing is. Whatever comes back, the machine must go on: says "registers ok" at the end,
+ * with the magic value of the first window as a 32-bit read gives it.
  */
 #include "tiny.h"
 
@@ -30,8 +30,8 @@ void guest_main(const uint8_t *boot_params)
     for (unsigned offset = 0; offset < 0x120; offset++)
         touch(WINDOW + offset);
     touch(WINDOW + WINDOW_BYTES - 8);
-    touch(WINDOW + 7 * WINDOW_BYTES); /* a slot without a device */
-    touch(0xc0000000ull);             /* the hole below the devices */
+    touch(WINDOW + 7 * WINDOW_BYTES);          /* a slot without a device */
+    touch(0xc0000000ull);                      /* the hole below the devices */
     *(volatile uint32_t *)(WINDOW + 0x70) = 0; /* status: reset */
     say("registers ok ");
     say_hex(*(volatile uint32_t *)(WINDOW + 0x70));

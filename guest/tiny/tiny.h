@@ -1,7 +1,7 @@
 /*
  * tiny: what the bare test guests share. A guest is one C file with guest_main, entered in 64-bit
- * mode, interrupts off, low memory mapped one to one, with the boot parameters of the Linux/x86 boot
- * protocol. No C library; integer registers only, so that it runs where SSE is not emulated.
+ * mode, interrupts off, low memory mapped one to one, with the boot parameters of the Linux/x86
+ * boot protocol. No C library; integer registers only, so that it runs where SSE is not emulated.
  */
 #pragma once
 

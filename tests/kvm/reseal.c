@@ -1,6 +1,7 @@
 /*
- * reseal: makes the manifest of an image agree with a state.dtb that a test has changed, as somebody
- * would who means harm: the checksum then guards nothing and the state itself must be distrusted.
+ * reseal: makes the manifest of an image agree with a state.dtb that a test has changed, as
+ * somebody would who means harm: the checksum then guards nothing and the state itself must be
+ * distrusted.
  */
 #include <inttypes.h>
 #include <jansson.h>

@@ -318,8 +318,8 @@ void guest_expect_nothing(struct vsock_guest *g)
 void guest_expire_handshakes(struct vsock_guest *g)
 {
     struct vsock_conn *c;
-    TAILQ_FOREACH(c, &g->v->handshakes, handshake)
-    c->deadline_ns = 1;
+    TAILQ_FOREACH (c, &g->v->handshakes, handshake)
+        c->deadline_ns = 1;
     g->v->handshake_timer.deadline_ns = 1;
     guest_run(g);
 }

@@ -20,8 +20,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PIPE_WRITE_MAX 4096u /* PIPE_BUF: a pipe that polls writable takes this without blocking   \
-                              */
+#define PIPE_WRITE_MAX                                                                             \
+    4096u /* PIPE_BUF: a pipe that polls writable takes this without blocking                      \
+           */
 #define TX_SIZE (WIRE_EXEC_PAYLOAD_MAX + WIRE_HEADER_SIZE)
 #define RX_SIZE (WIRE_DATA_MAX + WIRE_HEADER_SIZE)
 #define CAPTURE_STEP_BYTES 65536u

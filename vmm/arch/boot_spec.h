@@ -1,6 +1,6 @@
 /*
- * boot_spec: what a boot loads and where the first vCPU then starts. Filled by machine.c, read by the architecture's
- * boot code; fds and strings stay the caller's.
+ * boot_spec: what a boot loads and where the first vCPU then starts. Filled by machine.c, read by
+ * the architecture's boot code; fds and strings stay the caller's.
  */
 #pragma once
 

@@ -3,10 +3,10 @@
  *
  * Entries are added while the machine is built (loop thread, no vCPU runs); afterwards the table
  * never changes, so vCPU threads may look things up without a lock. read/write run on the loop
- * thread, unless the device says any_thread: then it has a lock of its own and the access is carried
- * out where it was made, which saves two changes of thread. `post` may run on a vCPU thread: it takes
- * a write that needs no answer (a queue notification), must only touch atomics and wake the loop,
- * and returns false to decline.
+ * thread, unless the device says any_thread: then it has a lock of its own and the access is
+ * carried out where it was made, which saves two changes of thread. `post` may run on a vCPU
+ * thread: it takes a write that needs no answer (a queue notification), must only touch atomics and
+ * wake the loop, and returns false to decline.
  */
 #pragma once
 

@@ -15,8 +15,8 @@ struct err;
 struct ram;
 
 struct kvm {
-    int dev_fd; /* /dev/kvm */
-    int vm_fd;  /* -1 while there is no VM */
+    int dev_fd;       /* /dev/kvm */
+    int vm_fd;        /* -1 while there is no VM */
     size_t run_bytes; /* size of the mapping of a vCPU's kvm_run */
 };
 

@@ -64,7 +64,8 @@ void loop_close(struct loop *loop)
 
 void loop_close_inherited(struct loop *loop)
 {
-    loop_close(loop); /* close alone never edits the shared epoll set: the parent keeps its own fd */
+    loop_close(
+        loop); /* close alone never edits the shared epoll set: the parent keeps its own fd */
 }
 
 int loop_add(struct loop *loop, struct loop_source *s, int fd, uint32_t events, loop_fd_fn *fn,

@@ -79,4 +79,4 @@ static inline uint64_t min_u64(uint64_t a, uint64_t b)
 }
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
-#define CONTAINER_OF(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
+#define CONTAINER_OF(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))

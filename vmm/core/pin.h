@@ -1,11 +1,11 @@
 /*
  * pin: keeps a copy on one CPU until its guest has begun to run.
  *
- * Handing the first entry from the loop thread to a vCPU thread on another, idle CPU costs the wake-up
- * of that CPU: 0.3 to 1 ms on hosts that are virtual machines themselves, as much as all the rest of
- * a restore. On the same CPU it costs a change of thread, 30 us (bench/run restore, `entry_us`). So the
- * process pins itself before it makes threads, which inherit it, and lets go soon afterwards. Loop
- * thread.
+ * Handing the first entry from the loop thread to a vCPU thread on another, idle CPU costs the
+ * wake-up of that CPU: 0.3 to 1 ms on hosts that are virtual machines themselves, as much as all
+ * the rest of a restore. On the same CPU it costs a change of thread, 30 us (bench/run restore,
+ * `entry_us`). So the process pins itself before it makes threads, which inherit it, and lets go
+ * soon afterwards. Loop thread.
  */
 #pragma once
 

@@ -23,8 +23,8 @@ static int layout(struct ram *ram, uint64_t bytes, uint64_t hole_start, uint64_t
     ram->regions[0] = (struct ram_region){.start_gpa = 0, .bytes = low};
     ram->region_count = 1;
     if (bytes > low) {
-        ram->regions[1] = (struct ram_region){
-            .start_gpa = hole_end, .bytes = bytes - low, .file_offset = low};
+        ram->regions[1] =
+            (struct ram_region){.start_gpa = hole_end, .bytes = bytes - low, .file_offset = low};
         ram->region_count = 2;
     }
     return 0;

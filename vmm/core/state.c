@@ -131,8 +131,8 @@ int state_open(const void *blob, size_t len, struct state_node *root, struct err
                        STATE_BYTES_MAX);
     int rc = fdt_check_full(blob, len);
     if (rc != 0)
-        return err_set(e, ERR_BAD_IMAGE, 0, "state of %zu bytes is not a sound device tree: %s", len,
-                       fdt_strerror(rc));
+        return err_set(e, ERR_BAD_IMAGE, 0, "state of %zu bytes is not a sound device tree: %s",
+                       len, fdt_strerror(rc));
     *root = (struct state_node){.fdt = blob, .offset = 0};
     return 0;
 }

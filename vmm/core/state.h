@@ -4,9 +4,9 @@
  * A node per component, properties named and versioned; numbers are stored big-endian as the format
  * demands, byte arrays as they are. The writer keeps the first error (sticky) so that save code
  * reads as a list; state_finish reports it. A node's properties come before its child nodes (the
- * format's rule; libfdt does not see others), nodes nest STATE_DEPTH_MAX deep at most. The reader treats the blob as hostile: state_open runs
- * the full structural check, every getter checks presence and exact length and names the node.
- * Loop thread, or any one thread at a time.
+ * format's rule; libfdt does not see others), nodes nest STATE_DEPTH_MAX deep at most. The reader
+ * treats the blob as hostile: state_open runs the full structural check, every getter checks
+ * presence and exact length and names the node. Loop thread, or any one thread at a time.
  */
 #pragma once
 

@@ -7,9 +7,9 @@
  * because KVM keeps that half outside of any state one can save.
  *
  * An exit that needs a device is handed to the loop thread: `exit_pending` is set, the loop woken,
- * and the thread sleeps until vcpu_exit_done. Queue notifications (bus_post) do not wait, and ports of
- * devices that have their own lock (bus_ops.any_thread) are served here: a console byte costs a dozen
- * port accesses, and two changes of thread for each would be nearly all of its price.
+ * and the thread sleeps until vcpu_exit_done. Queue notifications (bus_post) do not wait, and ports
+ * of devices that have their own lock (bus_ops.any_thread) are served here: a console byte costs a
+ * dozen port accesses, and two changes of thread for each would be nearly all of its price.
  *
  * After fork(2) none of the threads exists in the child: vcpu_forget unmaps and closes what the
  * parent's vCPUs left in it.
@@ -41,14 +41,14 @@ struct vcpu {
     pthread_t thread;
     bool has_thread;
     pthread_mutex_t lock;
-    pthread_cond_t wanted;  /* `want` changed */
-    enum vcpu_want want;    /* under lock */
-    atomic_bool leave;      /* want != RUN, readable without the lock */
-    atomic_bool quit;       /* want == QUIT: even a half-done access is given up */
-    bool parked;            /* under lock */
+    pthread_cond_t wanted;    /* `want` changed */
+    enum vcpu_want want;      /* under lock */
+    atomic_bool leave;        /* want != RUN, readable without the lock */
+    atomic_bool quit;         /* want == QUIT: even a half-done access is given up */
+    bool parked;              /* under lock */
     atomic_bool exit_pending; /* run holds an exit for the loop */
     sem_t exit_answered;
-    int run_errno;            /* with exit_pending: KVM_RUN itself failed with this, or 0 */
+    int run_errno; /* with exit_pending: KVM_RUN itself failed with this, or 0 */
     atomic_uint_fast64_t first_entry_ns; /* monotonic time of the first KVM_RUN, 0 before */
     atomic_uint_fast64_t first_exit_ns;  /* of the first exit that was not a kick */
     atomic_uint_fast64_t exits;
@@ -68,7 +68,8 @@ void vcpu_run(struct vcpu *v);
 /* Asks for the park point; returns at once. vcpu_is_parked tells, and the loop is woken then. */
 void vcpu_request_park(struct vcpu *v);
 bool vcpu_is_parked(struct vcpu *v);
-/* Carries out the port access of a KVM_EXIT_IO; on the loop thread, or as bus_is_any_thread says. */
+/* Carries out the port access of a KVM_EXIT_IO; on the loop thread, or as bus_is_any_thread says.
+ */
 void vcpu_access_ports(const struct bus *pio, struct kvm_run *run);
 /* The loop has handled the exit; the thread goes on. */
 void vcpu_exit_done(struct vcpu *v);

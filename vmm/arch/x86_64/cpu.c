@@ -74,7 +74,8 @@ int arch_vcpu_reset(const struct kvm *kvm, struct vcpu *v, unsigned cpus, struct
         struct kvm_msr_entry entry;
     } mtrr = {{.nmsrs = 1}, {.index = MSR_MTRR_DEF_TYPE, .data = MTRR_ENABLED_WRITE_BACK}};
     if (rc == 0)
-        (void)ioctl(v->fd, KVM_SET_MSRS, &mtrr); /* a KVM without MTRRs: memory is write-back then */
+        (void)ioctl(v->fd, KVM_SET_MSRS,
+                    &mtrr); /* a KVM without MTRRs: memory is write-back then */
     return rc;
 }
 

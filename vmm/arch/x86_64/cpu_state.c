@@ -151,8 +151,12 @@ struct part {
     unsigned long get, set;
     size_t bytes;
 };
-#define PART(n, g, s, t) {n, g, s, sizeof(struct t)}
-static const struct part part_mp = PART("mp-state", KVM_GET_MP_STATE, KVM_SET_MP_STATE, kvm_mp_state);
+#define PART(n, g, s, t)                                                                           \
+    {                                                                                              \
+        n, g, s, sizeof(struct t)                                                                  \
+    }
+static const struct part part_mp =
+    PART("mp-state", KVM_GET_MP_STATE, KVM_SET_MP_STATE, kvm_mp_state);
 static const struct part part_events =
     PART("events", KVM_GET_VCPU_EVENTS, KVM_SET_VCPU_EVENTS, kvm_vcpu_events);
 static const struct part part_sregs = PART("sregs", KVM_GET_SREGS, KVM_SET_SREGS, kvm_sregs);
@@ -224,8 +228,9 @@ static int restore_cpuid(struct vcpu *v, const struct state_node *n, struct err 
         return rc;
     size_t one = sizeof(struct kvm_cpuid_entry2);
     if (len % one != 0 || len / one > X86_CPUID_ENTRIES_MAX)
-        return err_set(e, ERR_BAD_IMAGE, 0, "cpuid of %zu bytes, expected a multiple of %zu, at most %zu",
-                       len, one, one * X86_CPUID_ENTRIES_MAX);
+        return err_set(e, ERR_BAD_IMAGE, 0,
+                       "cpuid of %zu bytes, expected a multiple of %zu, at most %zu", len, one,
+                       one * X86_CPUID_ENTRIES_MAX);
     struct kvm_cpuid2 *c = x86_cpuid_new();
     if (c == NULL)
         return err_set(e, ERR_HOST, ENOMEM, "CPUID table");
@@ -248,7 +253,8 @@ static int restore_xsave(const struct kvm *kvm, struct vcpu *v, const struct sta
     int need = kvm_capability(kvm, KVM_CAP_XSAVE2);
     size_t bytes = need > (int)sizeof(struct kvm_xsave) ? (size_t)need : sizeof(struct kvm_xsave);
     if (len != bytes || len > XSAVE_BYTES_MAX)
-        return err_set(e, ERR_MISMATCH, 0, "XSAVE area of %zu bytes, this host's is %zu", len, bytes);
+        return err_set(e, ERR_MISMATCH, 0, "XSAVE area of %zu bytes, this host's is %zu", len,
+                       bytes);
     void *buf = malloc(bytes); /* the blob is unaligned */
     if (buf == NULL)
         return err_set(e, ERR_HOST, ENOMEM, "XSAVE buffer");
@@ -269,8 +275,8 @@ static int restore_tsc_khz(struct vcpu *v, const struct state_node *n, struct er
     if (khz == 0 || host <= 0 || (uint32_t)host == khz)
         return 0;
     if (ioctl(v->fd, KVM_SET_TSC_KHZ, (unsigned long)khz) < 0)
-        return err_set(e, ERR_MISMATCH, errno, "TSC of %u kHz, this host runs at %d kHz and cannot scale",
-                       khz, host);
+        return err_set(e, ERR_MISMATCH, errno,
+                       "TSC of %u kHz, this host runs at %d kHz and cannot scale", khz, host);
     return 0;
 }
 
@@ -288,8 +294,8 @@ static int set_msrs(struct vcpu *v, struct kvm_msrs *m, struct err *e)
 /*
  * A deadline is a distance from now. Where the TSC took the saved value the two are the same; a KVM
  * whose guests see the host's TSC ignores it, and the saved deadline would lie in the past of every
- * restored machine: it would begin with a timer interrupt (on a KVM that interprets the kernel, 7 ms
- * before anything else runs), or after a reboot of the host so far ahead that none ever came.
+ * restored machine: it would begin with a timer interrupt (on a KVM that interprets the kernel, 7
+ * ms before anything else runs), or after a reboot of the host so far ahead that none ever came.
  */
 static int restore_deadline(struct vcpu *v, uint64_t saved_tsc, uint64_t deadline, struct err *e)
 {
@@ -313,7 +319,8 @@ static int restore_msrs(struct vcpu *v, const struct state_node *n, struct err *
         return rc;
     size_t one = sizeof(struct kvm_msr_entry);
     if (len % one != 0 || len / one > MSRS_MAX + 1)
-        return err_set(e, ERR_BAD_IMAGE, 0, "msrs of %zu bytes, expected a multiple of %zu", len, one);
+        return err_set(e, ERR_BAD_IMAGE, 0, "msrs of %zu bytes, expected a multiple of %zu", len,
+                       one);
     struct kvm_msrs *m = calloc(1, sizeof *m + len);
     if (m == NULL)
         return err_set(e, ERR_HOST, ENOMEM, "MSR list");
