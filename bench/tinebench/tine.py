@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import subprocess
-import threading
 import time
 
 from .clock import Launch
@@ -67,7 +66,7 @@ def vmm_path(build):
 
 
 class Machine:
-    """A booted machine whose console we read."""
+    """A booted machine. Its console goes to a pipe that is read while waiting for ticks only."""
 
     def __init__(self, vmm, guest, folder):
         self.guest = guest
@@ -93,6 +92,20 @@ class Machine:
 
     def wait_for_ticks(self):
         wait_for_ticks(self.console, self.guest.tick, self.process, "tine-vmm")
+
+    def wait_for_bytes(self, count):
+        """
+        Until the guest has written `count` more bytes. Counted by tine-vmm: a reader of the console
+        would be woken for every byte and take a core away from what is measured.
+        """
+        def written():
+            return self.control.call("status")["console_bytes"]
+
+        deadline, wanted = time.monotonic() + ANSWER_TIMEOUT_S, written() + count
+        while written() < wanted:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"tine-vmm: {count} bytes did not come")
+            time.sleep(0.01)
 
     def __enter__(self):
         return self
@@ -136,33 +149,6 @@ class Tine:
                        "--console", f"fd:{CONSOLE_FD}"], fd=CONSOLE_FD, byte=self.guest.tick)
 
 
-class Drain:
-    """Reads a console for ever on a thread of its own, and counts."""
-
-    def __init__(self, fd):
-        self.fd = fd
-        self.count = 0
-        self.running = True
-        self.thread = threading.Thread(target=self._read, daemon=True)
-        self.thread.start()
-
-    def _read(self):
-        while self.running:
-            data = os.read(self.fd, 65536)
-            if not data:
-                return
-            self.count += len(data)
-
-    def wait_for(self, more, timeout_s):
-        """Until `more` bytes have come, or it has been long enough for a guest that drops some."""
-        wanted, deadline = self.count + more, time.monotonic() + timeout_s
-        while self.count < wanted and time.monotonic() < deadline:
-            time.sleep(0.001)
-
-    def stop(self):
-        self.running = False
-
-
 class ForkParent:
     """A running machine that keeps `dirty_mib` written, to be forked again and again."""
 
@@ -173,8 +159,7 @@ class ForkParent:
         os.makedirs(self.folder, exist_ok=True)
         self.pages = (dirty_mib << 20) // 4096
         self.machine = Machine(vmm, guest, self.folder)
-        self.drain = Drain(self.machine.console)
-        self.drain.wait_for(self.pages + 64, 5)
+        self.machine.wait_for_bytes(self.pages)
         self.machine.control.call("pause")
 
     def fork(self):
@@ -183,7 +168,7 @@ class ForkParent:
         control.call("resume")
         answer = control.call("fork", count=1)
         child = answer["children"][0]
-        self.drain.wait_for(self.pages + 64, 5)  # the child lives while the parent writes on
+        self.machine.wait_for_bytes(self.pages)  # the child lives while the parent writes on
         first_exit_us = self._observe_and_end(child)
         control.call("pause")  # while others are measured
         return {"pause_us": answer["timings"]["stopped_us"], "child_us": first_exit_us}
@@ -206,5 +191,4 @@ class ForkParent:
         return us
 
     def close(self):
-        self.drain.stop()
         self.machine.__exit__()
