@@ -18,6 +18,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include "vmm/arch/x86_64/cpu.h"
 #include "vmm/core/err.h"
 #include "vmm/core/fd.h"
 #include "vmm/core/kvm.h"
@@ -40,23 +41,6 @@
 #define CPUID_ENTRIES 256u
 #define CPUID_1_ECX_POPCNT (1u << 23)
 #define CPUID_1_ECX_XSAVE (1u << 26)
-
-static const struct {
-    long number;
-    const char *name;
-} capabilities[] = {
-    {KVM_CAP_IRQCHIP, "KVM_CAP_IRQCHIP"},
-    {KVM_CAP_USER_MEMORY, "KVM_CAP_USER_MEMORY"},
-    {KVM_CAP_SET_TSS_ADDR, "KVM_CAP_SET_TSS_ADDR"},
-    {KVM_CAP_EXT_CPUID, "KVM_CAP_EXT_CPUID"},
-    {KVM_CAP_MP_STATE, "KVM_CAP_MP_STATE"},
-    {KVM_CAP_ADJUST_CLOCK, "KVM_CAP_ADJUST_CLOCK"},
-    {KVM_CAP_VCPU_EVENTS, "KVM_CAP_VCPU_EVENTS"},
-    {KVM_CAP_DEBUGREGS, "KVM_CAP_DEBUGREGS"},
-    {KVM_CAP_XSAVE, "KVM_CAP_XSAVE"},
-    {KVM_CAP_IMMEDIATE_EXIT, "KVM_CAP_IMMEDIATE_EXIT"},
-    {KVM_CAP_GET_TSC_KHZ, "KVM_CAP_GET_TSC_KHZ"},
-};
 
 /* Stock kernels execute all of these before they reach init. */
 static const struct instruction {
@@ -248,9 +232,9 @@ int arch_probe(struct kvm *kvm, struct arch_probe *out, struct err *e)
 {
     size_t missing = 0, lacks = 0;
     *out = (struct arch_probe){0};
-    for (size_t i = 0; i < ARRAY_SIZE(capabilities); i++) {
-        if (kvm_capability(kvm, capabilities[i].number) == 0)
-            out->missing[missing++] = capabilities[i].name;
+    for (unsigned i = 0; i < x86_capability_count; i++) {
+        if (kvm_capability(kvm, x86_capabilities[i].number) == 0)
+            out->missing[missing++] = x86_capabilities[i].name;
     }
     if (missing > 0)
         return err_set(e, ERR_UNSUPPORTED, 0, "this KVM lacks %s", out->missing[0]);

@@ -8,6 +8,7 @@
 
 #include "vmm/arch/arch.h"
 #include "vmm/arch/x86_64/boot.h"
+#include "vmm/arch/x86_64/cpu.h"
 #include "vmm/core/err.h"
 #include "vmm/core/kvm.h"
 #include "vmm/core/num.h"
@@ -29,10 +30,7 @@ const struct arch_layout arch_layout = {
     .memory_step_bytes = 1ull << 20,
 };
 
-static const struct {
-    long number;
-    const char *name;
-} capabilities_needed[] = {
+const struct x86_capability x86_capabilities[] = {
     {KVM_CAP_IRQCHIP, "KVM_CAP_IRQCHIP"},
     {KVM_CAP_USER_MEMORY, "KVM_CAP_USER_MEMORY"},
     {KVM_CAP_SET_TSS_ADDR, "KVM_CAP_SET_TSS_ADDR"},
@@ -45,12 +43,13 @@ static const struct {
     {KVM_CAP_IMMEDIATE_EXIT, "KVM_CAP_IMMEDIATE_EXIT"},
     {KVM_CAP_GET_TSC_KHZ, "KVM_CAP_GET_TSC_KHZ"},
 };
+const unsigned x86_capability_count = ARRAY_SIZE(x86_capabilities);
 
 int arch_check_capabilities(const struct kvm *kvm, struct err *e)
 {
-    for (size_t i = 0; i < ARRAY_SIZE(capabilities_needed); i++) {
-        if (kvm_capability(kvm, capabilities_needed[i].number) <= 0)
-            return err_set(e, ERR_UNSUPPORTED, 0, "this KVM lacks %s", capabilities_needed[i].name);
+    for (unsigned i = 0; i < x86_capability_count; i++) {
+        if (kvm_capability(kvm, x86_capabilities[i].number) <= 0)
+            return err_set(e, ERR_UNSUPPORTED, 0, "this KVM lacks %s", x86_capabilities[i].name);
     }
     return 0;
 }
