@@ -37,7 +37,6 @@ static void on_refused(int sig, siginfo_t *info, void *context)
     if (n > 0)
         (void)!write(STDERR_FILENO, line,
                      (size_t)n); /* the process ends whether it is seen or not */
-    (void)signal(SIGSYS, SIG_DFL);
     (void)tgkill(getpid(), gettid(), SIGSYS);
     _exit(128 + SIGSYS);
 }
@@ -69,7 +68,9 @@ int jail_enter(struct err *e)
     int rc = drop_capabilities(e);
     if (rc < 0 || !JAIL_FILTERS)
         return rc;
-    struct sigaction sa = {.sa_sigaction = on_refused, .sa_flags = SA_SIGINFO};
+    /* Once, and not blocked inside its handler: raised again there, it ends the process. */
+    struct sigaction sa = {.sa_sigaction = on_refused,
+                           .sa_flags = SA_SIGINFO | SA_RESETHAND | SA_NODEFER};
     if (sigaction(SIGSYS, &sa, NULL) < 0)
         return err_sys(e, "sigaction of SIGSYS");
     struct sock_fprog program = {.len = (unsigned short)ARRAY_SIZE(jail_program),
