@@ -33,6 +33,8 @@ int machine_save(struct machine *m, struct state_writer *w, struct err *e)
     state_put_string(w, "id", m->bind.id);
     state_put_string(w, "boot-id", m->boot_id);
     state_put_u32(w, "has-agent", m->guest != GUEST_SILENT);
+    /* The part of a frame that the agent had sent when it was cut: the rest comes in the copy. */
+    state_put_bytes(w, "control-bytes", m->renewal.buf, m->renewal.have);
     spec_save(&m->spec, w);
     int rc = serial_save(&m->serial, w, e);
     for (unsigned i = 0; rc == 0 && i < m->slot_count; i++) {
@@ -50,6 +52,8 @@ int machine_save(struct machine *m, struct state_writer *w, struct err *e)
 static int load_head(struct machine *m, const struct state_node *root, struct err *e)
 {
     const char *arch = NULL, *boot_id = NULL;
+    const void *bytes = NULL;
+    size_t len = 0;
     uint32_t has_agent = 0;
     int rc = state_check_version(root, MACHINE_STATE_VERSION, e);
     if (rc == 0)
@@ -58,6 +62,11 @@ static int load_head(struct machine *m, const struct state_node *root, struct er
         rc = state_get_string(root, "boot-id", &boot_id, e);
     if (rc == 0)
         rc = state_get_u32(root, "has-agent", &has_agent, e);
+    if (rc == 0)
+        rc = state_get_blob(root, "control-bytes", &bytes, &len, e);
+    if (rc < 0)
+        return rc;
+    rc = renewal_load(&m->renewal, bytes, len, e);
     if (rc < 0)
         return rc;
     if (strcmp(arch, arch_name) != 0)

@@ -107,6 +107,11 @@ static void take_frame(struct machine *m, uint32_t type, const uint8_t *p, size_
     }
 }
 
+static bool header_is_sound(struct wire_header h)
+{
+    return wire_header_check(h) == 0 && h.length <= WIRE_CONTROL_PAYLOAD_MAX;
+}
+
 static void on_data(void *arg, const void *bytes, size_t len)
 {
     struct machine *m = arg;
@@ -124,7 +129,7 @@ static void on_data(void *arg, const void *bytes, size_t len)
         if (r->have < WIRE_HEADER_SIZE)
             continue;
         struct wire_header h = wire_header_get(r->buf);
-        if (wire_header_check(h) < 0 || h.length > WIRE_CONTROL_PAYLOAD_MAX) {
+        if (!header_is_sound(h)) {
             log_line(LOG_WARN, "control connection: frame of type %u and %u bytes dropped", h.type,
                      h.length);
             r->have = 0;
@@ -193,6 +198,23 @@ int renewal_begin(struct machine *m, struct err *e)
     r->is_waiting = true;
     r->sent_ns = clock_mono_ns();
     loop_timer_arm(&m->loop, &r->timer, RENEWAL_TIMEOUT_NS, on_timeout, m);
+    return 0;
+}
+
+int renewal_load(struct renewal *r, const void *bytes, size_t len, struct err *e)
+{
+    if (len >= sizeof r->buf)
+        return err_set(e, ERR_BAD_IMAGE, 0, "control-bytes of %zu bytes, expected less than %zu",
+                       len, sizeof r->buf);
+    if (len >= WIRE_HEADER_SIZE) { /* on_data relies on a header that was checked */
+        struct wire_header h = wire_header_get(bytes);
+        if (!header_is_sound(h) || len >= WIRE_HEADER_SIZE + h.length)
+            return err_set(e, ERR_BAD_IMAGE, 0,
+                           "control-bytes: %zu bytes of a frame of type %u and %u bytes", len,
+                           h.type, h.length);
+    }
+    memcpy(r->buf, bytes, len);
+    r->have = len;
     return 0;
 }
 

@@ -37,4 +37,6 @@ extern const struct vsock_control_ops renewal_control_ops; /* arg is the struct 
 /* Sends RENEW: fresh randomness from the kernel, the machine's id as host name unless one is set.
  */
 int renewal_begin(struct machine *m, struct err *e);
+/* Takes the saved beginning of a frame back; it is as hostile as the frame itself. */
+int renewal_load(struct renewal *r, const void *bytes, size_t len, struct err *e);
 int renewal_shutdown(struct machine *m, struct err *e);
