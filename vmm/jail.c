@@ -18,7 +18,7 @@
 #include "vmm/core/err.h"
 #include "vmm/core/num.h"
 
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define JAIL_FILTERS false /* the sanitizer's run-time makes calls of its own */
 #else
 #define JAIL_FILTERS true

@@ -22,7 +22,7 @@
 #include "vmm/core/err.h"
 #include "vmm/jail.h"
 
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FILTER_IS_ON false /* jail.c says why */
 #else
 #define FILTER_IS_ON true

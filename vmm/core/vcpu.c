@@ -55,6 +55,12 @@ int vcpu_create(struct vcpu *v, const struct kvm *kvm, unsigned index, struct lo
     return 0;
 }
 
+/* Both threads write it while KVM reads it; it is a byte, and the last word is under the lock. */
+static void set_immediate_exit(struct vcpu *v, uint8_t value)
+{
+    __atomic_store_n(&v->run->immediate_exit, value, __ATOMIC_RELAXED);
+}
+
 static void main_enter(struct vcpu *v)
 {
     if (atomic_load_explicit(&v->first_entry_ns, memory_order_relaxed) == 0)
@@ -111,7 +117,7 @@ static void main_run_guest(struct vcpu *v)
         if (leave && (!half_done || atomic_load(&v->quit)))
             return;
         if (leave) /* complete the access, execute nothing */
-            v->run->immediate_exit = 1;
+            set_immediate_exit(v, 1);
         main_enter(v);
         half_done = v->run_errno == 0;
         if (!main_exit_is_light(v))
@@ -133,7 +139,7 @@ static void *main_thread(void *arg)
             continue;
         }
         v->parked = false;
-        v->run->immediate_exit = 0;
+        set_immediate_exit(v, 0);
         (void)pthread_mutex_unlock(&v->lock);
         main_run_guest(v);
         (void)pthread_mutex_lock(&v->lock);
@@ -165,7 +171,7 @@ static void set_want(struct vcpu *v, enum vcpu_want want)
     if (want == VCPU_RUN)
         v->parked = false;
     else if (!v->parked)
-        v->run->immediate_exit = 1; /* an entry that has not looked yet returns at once... */
+        set_immediate_exit(v, 1); /* an entry that has not looked yet returns at once... */
     (void)pthread_cond_signal(&v->wanted);
     bool kick = want != VCPU_RUN && !v->parked && v->has_thread;
     (void)pthread_mutex_unlock(&v->lock);
