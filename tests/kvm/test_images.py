@@ -28,8 +28,9 @@ def sparse_copy(source, target):
 
 def refused(t, image, *options):
     """A restore that must fail: one line, status 1, no socket left. Returns the line."""
+    log = t.dir / "bad.log"
+    log.unlink(missing_ok=True)
     machine = t.start("bad", "--restore", image, "--paused", *options, expect=False)
-    machine.log.write_bytes(b"")
     status = machine.wait_exit()
     text = machine.log_text()
     assert status == 1, f"status {status}: {text}"
