@@ -32,4 +32,6 @@ def table(report):
     text += (f"\n\n{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, "
              f"{'+'.join(machine['kvm']['modules']) or 'no KVM module'}, THP {machine['thp']}, "
              f"load {machine['load_before']} -> {machine['load_after']}")
+    if machine["load_before"] > machine["cores"]:
+        notes.append("The machine was busy with other work: ratios may be off, p99 says nothing.")
     return "\n".join([text, *notes])
