@@ -42,5 +42,7 @@ int main(int argc, char **argv)
     (void)json_object_set_new(entry, "bytes", json_integer((json_int_t)len));
     (void)json_object_set_new(entry, "xxh3", json_string(sum));
     free(state);
-    return json_dump_file(manifest, path, JSON_INDENT(2)) == 0 ? 0 : 1;
+    int rc = json_dump_file(manifest, path, JSON_INDENT(2));
+    json_decref(manifest);
+    return rc == 0 ? 0 : 1;
 }
