@@ -1,5 +1,4 @@
 # timeout: 300
-# smp: 2
 # E21: 20 restores of one snapshot at once, then 20 forks of one machine in one pause, an exec in each;
 # then a chain of forks, each of the one before it.
 . "$JOB/jobs/lib.sh"
