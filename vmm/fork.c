@@ -93,7 +93,7 @@ static int child_build(struct machine *m, struct disk **disks, const void *blob,
     int rc = machine_build_vm(m, e);
     phase_lap(&m->phases.create_ns, &mark);
     if (rc == 0)
-        rc = machine_build_copy_devices(m, disks, e);
+        rc = machine_build_devices(m, true, disks, e);
     if (rc == 0)
         rc = push_disks(m, e);
     struct state_node root;

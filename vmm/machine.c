@@ -88,7 +88,7 @@ int machine_boot(struct machine *m, struct boot_spec *spec, struct err *e)
     if (rc == 0)
         rc = machine_build_vm(m, e);
     if (rc == 0)
-        rc = machine_build_devices(m, false, e);
+        rc = machine_build_devices(m, false, NULL, e);
     for (unsigned i = 0; rc == 0 && i < m->vcpu_count; i++)
         rc = arch_vcpu_reset(&m->kvm, &m->vcpus[i], m->spec.cpus, e);
     if (rc == 0)

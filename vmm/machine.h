@@ -125,11 +125,12 @@ void machine_free(struct machine *m);
 
 /* machine_parts.c: VM, vCPUs and devices around an existing RAM. Shared by boot and copies. */
 int machine_build_vm(struct machine *m, struct err *e);
-int machine_build_devices(struct machine *m, bool is_copy, struct err *e);
+/* disks: those of a fork's parent, taken over (spec.disk_count of them); NULL: opened by their
+ * paths. */
+int machine_build_devices(struct machine *m, bool is_copy, struct disk **disks, struct err *e);
 /* In a fork child: lets go of everything that belongs to the parent. RAM and spec stay. Disks are
  * handed over in `disks` (as many as spec.disk_count). */
 void machine_forget(struct machine *m, struct disk **disks);
-int machine_build_copy_devices(struct machine *m, struct disk **disks, struct err *e);
 
 /* machine_copy.c */
 struct state_node;

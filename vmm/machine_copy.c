@@ -211,7 +211,7 @@ static int restore_from(struct machine *m, const struct image *img, bool verify,
         rc = machine_build_vm(m, e);
     phase_lap(&m->phases.create_ns, &mark);
     if (rc == 0)
-        rc = machine_build_devices(m, true, e);
+        rc = machine_build_devices(m, true, NULL, e);
     if (rc == 0)
         rc = load_disks(m, img, &root, verify, e);
     if (rc == 0)

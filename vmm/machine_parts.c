@@ -94,8 +94,7 @@ static int build_console(struct machine *m, struct err *e)
     return rc;
 }
 
-/* disks[i] NULL: opened by its path. */
-static int build_devices(struct machine *m, bool is_copy, struct disk **disks, struct err *e)
+int machine_build_devices(struct machine *m, bool is_copy, struct disk **disks, struct err *e)
 {
     int rc = build_console(m, e);
     if (rc == 0)
@@ -113,16 +112,6 @@ static int build_devices(struct machine *m, bool is_copy, struct disk **disks, s
             rc = plug(m, dev, e);
     }
     return rc;
-}
-
-int machine_build_devices(struct machine *m, bool is_copy, struct err *e)
-{
-    return build_devices(m, is_copy, NULL, e);
-}
-
-int machine_build_copy_devices(struct machine *m, struct disk **disks, struct err *e)
-{
-    return build_devices(m, true, disks, e);
 }
 
 void machine_forget(struct machine *m, struct disk **disks)
